@@ -1,0 +1,46 @@
+# Everything a newcomer needs: `make demo` and `make test`. Both set up .venv by themselves.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format types clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "cbsa needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp an install: set-up is a matter of minutes the first time and of nothing the second.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "Installing cbsa into $(VENV) (PyTorch is large: a few minutes the first time)"
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "Installing cbsa[dev] into $(VENV) (PyTorch is large: a few minutes the first time)"
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+demo: $(VENV)/.installed ## compress ten noisy classes onto ten lines (paper figure 3d) and draw it
+	$(BIN)/cbsa reproduce fig-3d --out outputs/fig-3d
+
+test: lint types ## lint, types and all tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(VENV)/.installed-dev ## ruff: lint and format check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev ## mypy, strict, over src
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev ## rewrite the code in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment, caches and outputs
+	rm -rf $(VENV) outputs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

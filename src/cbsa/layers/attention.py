@@ -1,0 +1,96 @@
+"""What every attention layer here shares: heads, projections, padding, and the checks of its input."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cbsa._checks import check_floating, check_int, check_mask, check_sizes
+
+
+class Attention(nn.Module, ABC):
+    """Project tokens, let a subclass mix them within each head (:meth:`attend`), and project back.
+
+    ``forward(x, grid=None, mask=None)``: x (B, N, dim) with prefix tokens (CLS, registers) first, then the
+    patch tokens; ``grid`` is the layout of the patch tokens, ``(h, w)``, ``(n,)`` or ``(t, h, w)``, and
+    ``None`` stands for a square; ``mask`` (B, N) is True for real tokens. Padding tokens neither attend nor
+    are attended, their content never matters, and their output is 0.
+
+    Args:
+        dim: width of the tokens.
+        num_heads: number of heads K, the paper's subspaces.
+        head_dim: dimension p of each, by default ``dim / num_heads``.
+        streams: how many projections of a token enter :meth:`attend` (1, or 3 for query, key and value).
+        bias: whether these projections have a bias.
+        tied: project back with the transposed bases U_k themselves, as the derivation has it, instead of
+            with a matrix of its own (the paper's over-parameterisation).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        streams: int = 1,
+        bias: bool = False,
+        tied: bool = False,
+    ) -> None:
+        super().__init__()
+        self.dim = check_int("dim", dim)
+        self.num_heads = check_int("num_heads", num_heads)
+        if head_dim is None and dim % num_heads:
+            raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}; give head_dim= to choose")
+        self.head_dim = check_int("head_dim", dim // num_heads if head_dim is None else head_dim)
+        self.streams = streams
+        inner = num_heads * self.head_dim
+        self.proj = nn.Linear(dim, streams * inner, bias=bias)
+        self.to_out = None if tied else nn.Linear(inner, dim)
+
+    @property
+    def tied(self) -> bool:
+        """Whether the bases themselves project back."""
+        return self.to_out is None
+
+    @abstractmethod
+    def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
+        """Mix tokens within each head: (B, H, N, p) for each stream -> (B, H, N, p).
+
+        Padding tokens of the input are 0 before the projection; what is returned for them is ignored.
+        """
+
+    def forward(self, x: Tensor, grid: Sequence[int] | None = None, mask: Tensor | None = None) -> Tensor:
+        """Mix tokens x (B, N, dim); see the class."""
+        check_floating("x", x)
+        if x.dim() != 3 or x.shape[1] < 1 or x.shape[2] != self.dim:
+            raise ValueError(f"x must have shape (B, N, {self.dim}) with N >= 1, got {tuple(x.shape)}")
+        sizes = None if grid is None else check_sizes("grid", grid)
+        if sizes is not None and math.prod(sizes) > x.shape[1]:
+            raise ValueError(f"grid={sizes} holds {math.prod(sizes)} tokens, but x has only {x.shape[1]}")
+        check_mask(mask, x.shape[0], x.shape[1])
+        padding = None if mask is None else ~mask.unsqueeze(-1)  # (B, N, 1)
+        if padding is not None:
+            x = x.masked_fill(padding, 0)
+        heads = self.proj(x).unflatten(-1, (self.streams, self.num_heads, self.head_dim))
+        streams = heads.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, N, p) each
+        out = self.attend(streams, sizes, mask).transpose(1, 2).flatten(2)  # (B, N, H p)
+        out = out @ self.proj.weight.to(out.dtype) if self.to_out is None else self.to_out(out)
+        return out if padding is None else out.masked_fill(padding, 0)
+
+    def extra_repr(self) -> str:
+        """Describe the layer in ``print(model)``."""
+        return f"dim={self.dim}, num_heads={self.num_heads}, head_dim={self.head_dim}, tied={self.tied}"
+
+
+def softmax_key_mask(mask: Tensor | None) -> Tensor | None:
+    """(B, N) token mask as (B, 1, 1, N) for SDPA; a row without any real token lets all (zero) tokens in."""
+    if mask is None:
+        return None
+    return (mask | ~mask.any(-1, keepdim=True))[:, None, None, :]
+
+
+def random_steps(num_heads: int) -> nn.Parameter:
+    """Learnable step sizes (H,), drawn as the reference draws them: standard normal, of either sign."""
+    return nn.Parameter(torch.randn(num_heads))

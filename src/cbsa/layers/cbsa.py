@@ -1,0 +1,117 @@
+"""Contract-and-Broadcast Self-Attention."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cbsa._checks import check_choice, check_grid, check_int, check_positive_float, check_sizes
+from cbsa.layers.attention import Attention, random_steps
+from cbsa.ops import contract_broadcast, pool_tokens
+from cbsa.ops.api import CONTRACTIONS, IMPLEMENTATIONS
+
+
+class CBSA(Attention):
+    """Contract-and-Broadcast Self-Attention (eq. CBSA): linear in the number of tokens.
+
+    A few representatives are gathered from the tokens of each subspace, contracted, and their contractions
+    broadcast back. The variants of the paper are choices of arguments: ``contraction="none"`` is Agent
+    attention, ``tied=True`` is CBSA†, ``contraction="exact"`` the gradient step itself.
+
+    Args:
+        dim: width of the tokens.
+        num_heads: number of heads K, the subspaces.
+        head_dim: dimension p of each, by default ``dim / num_heads``.
+        representatives: layout of the representatives; its rank is that of the token grid: ``(8, 8)`` for
+            images, ``64`` for sequences, ``(2, 8, 8)`` for volumes.
+        init: initial representatives, ``"pool"`` (averages of the tokens over the grid) or ``"learned"``
+            (parameters; any grid; the paper's appendix A finds them of low rank).
+        contraction: ``"softmax"``, ``"exact"`` or ``"none"``; see :func:`cbsa.ops.contract_broadcast`.
+        tied: project back with the bases themselves (CBSA†).
+        stop_gradient: no gradient through the initial representatives, as eq. cross-attn writes it; the
+            authors' code has none.
+        num_prefix_tokens: tokens before the patches that are not pooled (CLS, registers).
+        legacy_pool: pool as the authors' code does, which drops the *last* tokens instead of the prefix, so
+            that CLS is pooled as a patch and the raster is shifted. For their checkpoints only.
+        eps: quantisation precision ε, for ``contraction="exact"``.
+        impl: implementation of the operator.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        representatives: int | Sequence[int] = (8, 8),
+        init: str = "pool",
+        contraction: str = "softmax",
+        tied: bool = False,
+        stop_gradient: bool = False,
+        num_prefix_tokens: int = 1,
+        legacy_pool: bool = False,
+        eps: float = 0.1,
+        impl: str = "auto",
+    ) -> None:
+        super().__init__(dim, num_heads, head_dim=head_dim, tied=tied)
+        self.representatives = check_sizes("representatives", representatives)
+        self.init = check_choice("init", init, ("pool", "learned"))
+        self.contraction = check_choice("contraction", contraction, CONTRACTIONS)
+        self.stop_gradient = stop_gradient
+        self.num_prefix_tokens = check_int("num_prefix_tokens", num_prefix_tokens, at_least=0)
+        self.legacy_pool = legacy_pool
+        self.eps = check_positive_float("eps", eps)
+        self.impl = check_choice("impl", impl, IMPLEMENTATIONS)
+        self.step_rep = random_steps(num_heads)  # η
+        self.step_out = random_steps(num_heads)  # κ
+        m = math.prod(self.representatives)
+        self.initial_reps = nn.Parameter(torch.randn(m, dim)) if init == "learned" else None
+
+    def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
+        """Contract and broadcast within each head."""
+        (w,) = streams
+        reps = self._initial_reps(w, grid, mask)
+        return contract_broadcast(
+            w,
+            reps.detach() if self.stop_gradient else reps,
+            self.step_rep,
+            self.step_out,
+            mask=mask,
+            contraction=self.contraction,
+            eps=self.eps,
+            impl=self.impl,
+        )
+
+    def _initial_reps(self, w: Tensor, grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
+        """Q_ini within each subspace, (B, H, m, p)."""
+        batch, _, num_tokens, _ = w.shape
+        prefix = self.num_prefix_tokens
+        if num_tokens <= prefix:
+            raise ValueError(f"x has {num_tokens} tokens: no patch is left after num_prefix_tokens={prefix}")
+        reps: Tensor
+        if self.initial_reps is not None:
+            if grid is not None:
+                check_grid(grid, num_tokens - prefix)
+            reps = self.proj(self.initial_reps).expand(batch, -1, -1)  # (B, m, H p)
+        else:
+            rank = len(self.representatives)
+            if grid is not None and len(grid) != rank:
+                raise ValueError(
+                    f"grid={grid} and representatives={self.representatives} must have the same rank"
+                )
+            grid = check_grid(grid, num_tokens - prefix, rank)
+            patches = slice(0, num_tokens - prefix) if self.legacy_pool else slice(prefix, None)
+            tokens = w.transpose(1, 2).flatten(2)  # (B, N, H p), a view of the projection's output
+            reps = pool_tokens(
+                tokens[:, patches], grid, self.representatives, None if mask is None else mask[:, patches]
+            )
+        return reps.view(batch, -1, self.num_heads, self.head_dim).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        """Describe the layer in ``print(model)``."""
+        return (
+            f"{super().extra_repr()}, representatives={self.representatives}, init={self.init!r}, "
+            f"contraction={self.contraction!r}, stop_gradient={self.stop_gradient}, "
+            f"num_prefix_tokens={self.num_prefix_tokens}, legacy_pool={self.legacy_pool}"
+        )

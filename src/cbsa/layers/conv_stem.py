@@ -1,0 +1,51 @@
+"""The convolutional stem that turns an image into patch tokens."""
+
+from torch import Tensor, nn
+
+from cbsa._checks import check_int
+
+
+class ConvStem(nn.Module):
+    """log2(patch_size) stages of 3×3 convolution with stride 2 and BatchNorm, GELU between them.
+
+    The width doubles from stage to stage up to ``dim``: d/8, d/4, d/2, d for patches of 16 px. A side of n
+    pixels gives ⌈n / patch_size⌉ patches.
+
+    Args:
+        dim: width of the tokens.
+        patch_size: side of a patch in pixels, a power of two.
+        in_chans: channels of the image.
+    """
+
+    def __init__(self, dim: int, *, patch_size: int = 16, in_chans: int = 3) -> None:
+        super().__init__()
+        check_int("dim", dim)
+        self.patch_size = check_int("patch_size", patch_size)
+        self.in_chans = check_int("in_chans", in_chans)
+        stages = patch_size.bit_length() - 1
+        if patch_size < 2 or 1 << stages != patch_size:
+            raise ValueError(f"patch_size must be a power of two of at least 2, got {patch_size}")
+        if dim % (1 << (stages - 1)):
+            raise ValueError(f"dim={dim} must be a multiple of patch_size / 2 = {patch_size // 2}")
+        layers: list[nn.Module] = []
+        channels = in_chans
+        for stage in reversed(range(stages)):
+            if layers:
+                layers.append(nn.GELU())
+            width = dim >> stage
+            layers.append(
+                nn.Sequential(
+                    nn.Conv2d(channels, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width)
+                )
+            )
+            channels = width
+        self.proj = nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed images (B, in_chans, height, width) as a map of patches (B, dim, h, w)."""
+        if images.dim() != 4 or images.shape[1] != self.in_chans:
+            raise ValueError(
+                f"images must have shape (B, {self.in_chans}, height, width), got {tuple(images.shape)}"
+            )
+        patches: Tensor = self.proj(images)
+        return patches

@@ -1,0 +1,29 @@
+"""Multi-Head Self-Attention, the ViT's."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from cbsa.layers.attention import Attention, softmax_key_mask
+
+
+class MHSA(Attention):
+    """Softmax attention with separate query, key and value, through PyTorch's fused kernels, quadratic in N.
+
+    Args:
+        dim: width of the tokens.
+        num_heads: number of heads.
+        head_dim: dimension of each, by default ``dim / num_heads``.
+        qkv_bias: whether query, key and value have a bias.
+    """
+
+    def __init__(
+        self, dim: int, num_heads: int, *, head_dim: int | None = None, qkv_bias: bool = True
+    ) -> None:
+        super().__init__(dim, num_heads, head_dim=head_dim, streams=3, bias=qkv_bias)
+
+    def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
+        """Attend from every token to every token within each head."""
+        q, k, v = streams
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=softmax_key_mask(mask))

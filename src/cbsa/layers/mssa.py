@@ -1,0 +1,54 @@
+"""Multi-head Subspace Self-Attention: CRATE's softmax attention."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cbsa._checks import check_choice, check_positive_float
+from cbsa.layers.attention import Attention, softmax_key_mask
+from cbsa.ops.resolvent import resolvent
+
+
+class MSSA(Attention):
+    """Softmax attention with one projection for query, key and value (eq. MSSA), quadratic in N.
+
+    It is CBSA with the tokens themselves as representatives. ``contraction="exact"`` is the gradient step
+    that the softmax approximates, W (I + p/(N ε²)·WᵀW)⁻¹, which is linear in N.
+
+    Args:
+        dim: width of the tokens.
+        num_heads: number of heads K, the subspaces.
+        head_dim: dimension p of each, by default ``dim / num_heads``.
+        contraction: ``"softmax"`` or ``"exact"``.
+        tied: project back with the bases themselves, times one learnable step (as DEPICT's decoder does).
+        eps: quantisation precision ε, for ``contraction="exact"``.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        contraction: str = "softmax",
+        tied: bool = False,
+        eps: float = 0.1,
+    ) -> None:
+        super().__init__(dim, num_heads, head_dim=head_dim, tied=tied)
+        self.contraction = check_choice("contraction", contraction, ("softmax", "exact"))
+        self.eps = check_positive_float("eps", eps)
+        self.step_out = nn.Parameter(torch.randn(1)) if tied else None
+
+    def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
+        """Attend from every token to every token within each head."""
+        (w,) = streams
+        if self.contraction == "softmax":
+            out = F.scaled_dot_product_attention(w, w, w, attn_mask=softmax_key_mask(mask))
+        elif mask is None:
+            out = resolvent(w, self.head_dim / (w.shape[-2] * self.eps**2))
+        else:
+            count = mask.sum(-1).clamp_min(1)[:, None, None, None]
+            out = resolvent(w, self.head_dim / (count * self.eps**2))
+        return out if self.step_out is None else self.step_out.to(out.dtype) * out

@@ -1,0 +1,39 @@
+"""Token Statistics Self-Attention: ToST's channel attention."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cbsa.layers.attention import Attention
+
+
+class TSSA(Attention):
+    """Scale the channels of each head by the second moments of its tokens, linear in N.
+
+    Π is a soft assignment of each token to the heads; it is not a map over tokens. With w normalised over
+    the tokens as ŵ::
+
+        Π_h(n) = softmax_h(temp_h · Σ_d ŵ²)      out = − (w∘Π) / (1 + Σ_n Π̂(n)·w²)      Π̂ = Π / Σ_n Π
+
+    Args:
+        dim: width of the tokens.
+        num_heads: number of heads K, the subspaces.
+        head_dim: dimension p of each, by default ``dim / num_heads``.
+    """
+
+    def __init__(self, dim: int, num_heads: int, *, head_dim: int | None = None) -> None:
+        super().__init__(dim, num_heads, head_dim=head_dim)
+        self.temp = nn.Parameter(torch.ones(num_heads, 1))
+
+    def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
+        """Scale channels within each head."""
+        (w,) = streams
+        energy = F.normalize(w, dim=-2).square().sum(-1)  # (B, H, N)
+        membership = (energy * self.temp).softmax(1).to(w.dtype)  # Π, (B, H, N)
+        if mask is not None:
+            membership = membership.masked_fill(~mask[:, None, :], 0)
+        share = membership / (membership.sum(-1, keepdim=True) + 1e-8)  # Π̂
+        moments = share.unsqueeze(-2) @ w.square()  # (B, H, 1, p)
+        return -(w * membership.unsqueeze(-1)) / (1 + moments)

@@ -1,0 +1,10 @@
+"""Pure functions. The name of an operator fixes its mathematics, ``impl`` only how it is computed.
+
+README.md in this folder holds the mathematics.
+"""
+
+from cbsa.ops.api import contract_broadcast
+from cbsa.ops.pooling import pool_tokens
+from cbsa.ops.variants import channel_cbsa, linear_cbsa
+
+__all__ = ["channel_cbsa", "contract_broadcast", "linear_cbsa", "pool_tokens"]

@@ -1,0 +1,131 @@
+"""The public operator: what it means, the checks of its input, and the choice of an implementation."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from cbsa._checks import check_choice, check_floating, check_mask, check_positive_float
+from cbsa.ops import reference, sdpa
+
+CONTRACTIONS = ("softmax", "exact", "none")
+
+_Implementation = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, float, str, float], Tensor]
+_IMPLEMENTATIONS: dict[str, _Implementation] = {
+    "reference": reference.contract_broadcast,
+    "sdpa": sdpa.contract_broadcast,
+}
+IMPLEMENTATIONS = ("auto", *_IMPLEMENTATIONS)
+
+# Largest A for which plain PyTorch is the faster one on the CPU: float32 and wider, 16-bit dtypes.
+_CPU_REFERENCE_BYTES = (8 << 20, 256 << 20)
+
+
+def contract_broadcast(
+    w: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    *,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    contraction: str = "softmax",
+    eps: float = 0.1,
+    impl: str = "auto",
+) -> Tensor:
+    """Contract-and-Broadcast Self-Attention within each head's subspace, in O(N).
+
+    With tokens as rows, per batch element and head::
+
+        A = softmax_n(s·Q wᵀ)    R = Q + η·A w       extraction    (eq. cross-attn)
+        C = softmax(s·R Rᵀ) R                        contraction   (eq. CBSA; see ``contraction``)
+        O = κ·Aᵀ C                                   broadcast
+
+    Args:
+        w: projected tokens (B, H, N, d); d is the dimension p of the subspace.
+        reps: initial representatives Q (B, H, m, d), e.g. pooled from ``w``. Detach them for the
+            stop-gradient of the paper's equation.
+        step_rep: η of each head (H,).
+        step_out: κ of each head (H,). Signs are free: the paper's descent has −κ.
+        mask: (B, N) boolean, True = a real token. Padding is neither gathered nor changed: its output is 0.
+        scale: s, by default d^-½.
+        contraction: ``"softmax"``, ``"exact"`` for C = (I + d/(m ε²)·RRᵀ)⁻¹R (eq. CBSA-ori), or ``"none"``
+            for C = R (Agent attention).
+        eps: quantisation precision ε of the coding rate, for ``contraction="exact"``.
+        impl: ``"reference"`` (plain PyTorch; differentiable twice, ``torch.func`` transforms), ``"sdpa"``
+            (PyTorch's fused attention kernels; nothing N×m in memory), or ``"auto"``. The result is the same.
+
+    Returns:
+        (B, H, N, d) in the dtype of ``w`` (under autocast, in autocast's dtype).
+    """
+    check_choice("contraction", contraction, CONTRACTIONS)
+    if impl == "triton":
+        raise ValueError(
+            f"impl='triton': this version of cbsa has no Triton kernels; use one of {IMPLEMENTATIONS}"
+        )
+    check_choice("impl", impl, IMPLEMENTATIONS)
+    _check_tensors(w, reps, step_rep, step_out)
+    check_mask(mask, w.shape[0], w.shape[2])
+    eps = check_positive_float("eps", eps)
+    if scale is None:
+        scale = w.shape[-1] ** -0.5
+    elif not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, got {scale}")
+
+    if torch.is_autocast_enabled(w.device.type):
+        dtype = torch.get_autocast_dtype(w.device.type)
+        w, reps = w.to(dtype), reps.to(dtype)
+    elif w.dtype != reps.dtype:
+        raise TypeError(f"w and reps must have one dtype, got {w.dtype} and {reps.dtype}")
+    implementation = _IMPLEMENTATIONS[_choose(w, reps) if impl == "auto" else impl]
+    return implementation(w, reps, step_rep, step_out, mask, scale, contraction, eps)
+
+
+def _choose(w: Tensor, reps: Tensor) -> str:
+    """Pick the implementation for ``impl="auto"``.
+
+    Transforms of ``torch.func`` and exported graphs need plain PyTorch. On the CPU that is also the faster
+    one until the N×m matrices outgrow the caches (README.md has the measurements).
+    """
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting():
+        return "reference"
+    if w.device.type == "cpu":
+        batch, heads, n, _ = w.shape
+        weights = batch * heads * n * reps.shape[-2] * w.element_size()  # bytes of A
+        if weights <= _CPU_REFERENCE_BYTES[w.element_size() < 4]:
+            return "reference"
+    return "sdpa"
+
+
+def _check_tensors(w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor) -> None:
+    for name, tensor in {"w": w, "reps": reps, "step_rep": step_rep, "step_out": step_out}.items():
+        check_floating(name, tensor)
+        if tensor.device != w.device:
+            raise ValueError(f"{name} is on {tensor.device}, but w is on {w.device}")
+    if w.dim() != 4 or min(w.shape[1:]) < 1:
+        raise ValueError(f"w must have shape (B, H, N, d) with H, N, d >= 1, got {tuple(w.shape)}")
+    batch, heads, _, d = w.shape
+    if reps.dim() != 4 or (reps.shape[0], reps.shape[1], reps.shape[3]) != (batch, heads, d):
+        raise ValueError(
+            f"reps must have shape (B, H, m, d) = ({batch}, {heads}, m, {d}), got {tuple(reps.shape)}"
+        )
+    if reps.shape[2] < 1:
+        raise ValueError(f"reps must hold at least one representative (m >= 1), got {tuple(reps.shape)}")
+    for name, step in (("step_rep", step_rep), ("step_out", step_out)):
+        if step.shape != (heads,):
+            raise ValueError(
+                f"{name} must have shape (H,) = ({heads},), one step per head, got {tuple(step.shape)}"
+            )
+        if _can_look_at(step) and not bool(step.isfinite().all()):
+            raise ValueError(f"{name} must be finite, got {step.tolist()}")
+
+
+def _can_look_at(x: Tensor) -> bool:
+    """Tell whether reading values is free: never on a GPU (it would wait for it), nor while tracing."""
+    return (
+        x.device.type == "cpu"
+        and type(x) in (Tensor, torch.nn.Parameter)
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )

@@ -1,0 +1,26 @@
+"""Which precision a computation runs in."""
+
+import contextlib
+
+import torch
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Dtype for sums over values of ``dtype``: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def solve_dtype(device: torch.device) -> torch.dtype:
+    """Dtype for factorising Gram matrices: float64 wherever the device has it.
+
+    Forming a Gram matrix squares the condition number: for I + c·XᵀX it passes 1e7, the limit of
+    float32, on ordinary token matrices.
+    """
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Context in which autocast leaves dtypes alone (a no-op where the device knows no autocast)."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()

@@ -1,0 +1,59 @@
+"""``impl="reference"``: contract-and-broadcast in plain PyTorch, the specification of every other one.
+
+Tokens are rows here; the paper writes them as columns. Shapes: w (B, H, N, d), representatives (B, H, m, d).
+"""
+
+import torch
+from torch import Tensor
+
+from cbsa.ops.resolvent import resolvent
+
+
+def contract_broadcast(
+    w: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> Tensor:
+    """Extract, contract, broadcast; see :func:`cbsa.ops.contract_broadcast`."""
+    if mask is not None:
+        w = w.masked_fill(~mask[:, None, :, None], 0)
+    a = extraction_weights(w, reps, scale, mask)  # (B, H, m, N)
+    r = reps + per_head(step_rep, w) * (a @ w)  # (B, H, m, d)
+    c = contract(r, contraction, scale, eps)  # (B, H, m, d)
+    return per_head(step_out, w) * (a.mT @ c)  # (B, H, N, d)
+
+
+def extraction_weights(w: Tensor, reps: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
+    """Attention A = softmax_n(s·Q wᵀ) of the representatives over the tokens (eq. cross-attn), (B, H, m, N).
+
+    Padding gets exactly 0, also where a whole row is padding.
+    """
+    scores = (reps * scale) @ w.mT
+    if mask is None:
+        return scores.softmax(-1)
+    padding = ~mask[:, None, None, :]
+    return scores.masked_fill(padding, torch.finfo(w.dtype).min).softmax(-1).masked_fill(padding, 0)
+
+
+def contract(r: Tensor, contraction: str, scale: float, eps: float) -> Tensor:
+    """Contract representatives R (..., m, d) among themselves.
+
+    ``"softmax"``: softmax(s·RRᵀ)R (eq. CBSA); ``"exact"``: (I + d/(m ε²)·RRᵀ)⁻¹R (eq. CBSA-ori);
+    ``"none"``: R itself, which makes the whole an Agent attention.
+    """
+    if contraction == "softmax":
+        return ((r * scale) @ r.mT).softmax(-1) @ r
+    if contraction == "exact":
+        m, d = r.shape[-2:]
+        return resolvent(r, d / (m * eps**2))
+    return r
+
+
+def per_head(step: Tensor, like: Tensor) -> Tensor:
+    """Step sizes (H,) as (H, 1, 1) in the dtype of ``like``."""
+    return step.to(like.dtype).view(-1, 1, 1)

@@ -1,0 +1,226 @@
+"""``impl="sdpa"``: contract-and-broadcast on PyTorch's fused attention kernels, with its own backward.
+
+Every product with the m×N matrix A is an attention, so nothing of that size is ever stored: README.md beside
+this file derives both directions. Saved for the backward: the inputs, D = Aw and the log-sum-exp of A's rows.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from cbsa.ops.attention import attention, attention_backward
+from cbsa.ops.precision import accumulation_dtype
+from cbsa.ops.resolvent import resolvent, resolvent_backward
+
+
+def contract_broadcast(
+    w: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> Tensor:
+    """Extract, contract, broadcast; see :func:`cbsa.ops.contract_broadcast`."""
+    out: Tensor = _forward(w, reps, step_rep, step_out, mask, scale, contraction, eps)[0]
+    return out
+
+
+@torch.library.custom_op("cbsa::contract_broadcast_sdpa", mutates_args=())
+def _forward(
+    w: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output (B, H, N, d), D = Aw (B, H, m, d) and the log-sum-exp of A's rows (B, H, m)."""
+    wide = accumulation_dtype(w.dtype)
+    w, bias = _hide_padding(w, mask)
+    delta, lse = attention(reps, w, w, scale, bias)  # D, (B, H, m, d)
+    r = _extracted(reps, delta, step_rep)
+    c, _ = _contract(r, contraction, scale, eps)
+
+    # Broadcast: (AᵀC)_n = Σ_r exp(s·w_n·Q_r − lse_r) C_r is an attention of the tokens over the
+    # representatives with bias −lse, times its own normaliser exp(lse'_n) ≤ m. What rounding the bias to
+    # w's dtype loses, a factor near 1 on the values gives back: safe from overflow in float16 too.
+    shift = lse.to(w.dtype)
+    values = (c * (shift - lse).exp().unsqueeze(-1)).to(w.dtype)
+    mixed, total = attention(w, reps, values, scale, -shift.unsqueeze(-2))
+    gain = total.to(wide).exp().unsqueeze(-1) * _per_head(step_out, wide)  # (B, H, N, 1)
+    if mask is not None:
+        gain = gain.masked_fill(~mask[:, None, :, None], 0)
+    out = torch.mul(mixed, gain, out=_token_major(w))
+    return out, delta.to(w.dtype).contiguous(), lse.contiguous()
+
+
+@_forward.register_fake
+def _(
+    w: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    lse = reps.new_empty(reps.shape[:-1], dtype=accumulation_dtype(w.dtype))
+    return _token_major(w), reps.new_empty(reps.shape), lse
+
+
+@torch.library.custom_op("cbsa::contract_broadcast_sdpa_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    w: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    delta: Tensor,
+    lse: Tensor,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of the output with respect to w, reps, step_rep and step_out."""
+    wide = accumulation_dtype(w.dtype)
+    w, bias = _hide_padding(w, mask)
+    grad, _ = _hide_padding(grad, mask)
+    r = _extracted(reps, delta, step_rep)
+    c, lse_c = _contract(r, contraction, scale, eps)
+
+    u, _ = attention(reps, w, grad, scale, bias)  # U = A G, (B, H, m, d)
+    grad_c = _per_head(step_out, wide) * u
+    grad_r = _contract_backward(grad_c, r, c, lse_c, contraction, scale, eps)
+    grad_delta = (_per_head(step_rep, wide) * grad_r).to(w.dtype)
+
+    # dS = A∘(κ C Gᵀ + dD wᵀ − δ) splits into the score gradients of two attentions over the same A: one
+    # with values G and output gradient κC, the other with values w and output gradient dD.
+    kappa_c = (_per_head(step_out, wide) * c).to(w.dtype)
+    dq_g, dk_g, _ = attention_backward(kappa_c, reps, w, grad, u, lse, scale, bias)
+    dq_w, dk_w, dv_w = attention_backward(grad_delta, reps, w, w, delta, lse, scale, bias)
+
+    grad_w = torch.add(dk_g.to(wide) + dk_w, dv_w, out=_token_major(w))
+    if mask is not None:
+        grad_w.masked_fill_(~mask[:, None, :, None], 0)
+    grad_reps = (dq_g.to(wide) + dq_w + grad_r).to(w.dtype).contiguous()
+    grad_step_rep = (grad_r * delta).sum((0, 2, 3)).to(step_rep.dtype)
+    grad_step_out = (u * c).sum((0, 2, 3)).to(step_out.dtype)
+    return grad_w, grad_reps, grad_step_rep, grad_step_out
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor,
+    w: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    delta: Tensor,
+    lse: Tensor,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (
+        _token_major(w),
+        reps.new_empty(reps.shape),
+        step_rep.new_empty(step_rep.shape),
+        step_out.new_empty(step_out.shape),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    w, reps, step_rep, step_out, mask, *ctx.options = inputs
+    _, delta, lse = output
+    ctx.mark_non_differentiable(delta, lse)
+    ctx.save_for_backward(w, reps, step_rep, step_out, mask, delta, lse)
+
+
+def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    return (*_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None, None)
+
+
+_forward.register_autograd(_autograd_backward, setup_context=_setup_context)
+
+
+@register_flop_formula(torch.ops.cbsa.contract_broadcast_sdpa)
+def _flops(
+    w_shape: tuple[int, ...],
+    reps_shape: tuple[int, ...],
+    step_rep_shape: tuple[int, ...],
+    step_out_shape: tuple[int, ...],
+    mask_shape: tuple[int, ...] | None,
+    scale: float,
+    contraction: str,
+    eps: float,
+    **_: Any,
+) -> int:
+    """Count what the fused kernels do: scores are computed twice, 4·N·m·d where the reference has 3·N·m·d."""
+    batch, heads, n, d = w_shape
+    m = reps_shape[-2]
+    macs = 4 * n * m * d + (2 * m * m * d if contraction == "softmax" else 0)
+    return 2 * batch * heads * macs
+
+
+def _hide_padding(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Zero the padding tokens of x (B, H, N, d), and return the bias (B, 1, 1, N) that shuts them out.
+
+    The bias is finite: exp of it is exactly 0 beside any real token, and a row that is all padding stays
+    finite (it averages zeros).
+    """
+    if mask is None:
+        return x, None
+    bias = torch.zeros(mask.shape, dtype=x.dtype, device=x.device)
+    bias.masked_fill_(~mask, torch.finfo(x.dtype).min / 2)
+    return x.masked_fill(~mask[:, None, :, None], 0), bias[:, None, None, :]
+
+
+def _extracted(reps: Tensor, delta: Tensor, step_rep: Tensor) -> Tensor:
+    """R = Q + η·D in float32 or wider: the contraction costs little, and runs in that precision."""
+    wide = accumulation_dtype(reps.dtype)
+    return torch.addcmul(reps.to(wide), _per_head(step_rep, wide), delta.to(wide))
+
+
+def _contract(r: Tensor, contraction: str, scale: float, eps: float) -> tuple[Tensor, Tensor | None]:
+    """C of the contracted representatives, and the log-sum-exp where a softmax made it."""
+    if contraction == "softmax":
+        return attention(r, r, r, scale)
+    if contraction == "exact":
+        return resolvent(r, _exact_factor(r, eps)), None
+    return r, None
+
+
+def _contract_backward(
+    grad: Tensor, r: Tensor, c: Tensor, lse: Tensor | None, contraction: str, scale: float, eps: float
+) -> Tensor:
+    if lse is not None:
+        dq, dk, dv = attention_backward(grad, r, r, r, c, lse, scale)
+        return dq + dk + dv
+    if contraction == "exact":
+        return resolvent_backward(grad, r, _exact_factor(r, eps))
+    return grad
+
+
+def _exact_factor(r: Tensor, eps: float) -> float:
+    m, d = r.shape[-2:]
+    return d / (m * eps**2)
+
+
+def _per_head(step: Tensor, dtype: torch.dtype) -> Tensor:
+    return step.to(dtype).view(-1, 1, 1)
+
+
+def _token_major(w: Tensor) -> Tensor:
+    """Empty (B, H, N, d) with a token's heads adjacent in memory, so that merging heads is free."""
+    batch, heads, n, d = w.shape
+    return w.new_empty(batch, n, heads, d).transpose(1, 2)

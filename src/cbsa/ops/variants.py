@@ -1,0 +1,40 @@
+"""The parameter-free variants of CBSA with orthogonal representatives (paper section 3.3)."""
+
+from torch import Tensor
+
+from cbsa.ops.precision import accumulation_dtype
+from cbsa.ops.resolvent import resolvent
+
+
+def linear_cbsa(w: Tensor, eps: float = 0.1) -> Tensor:
+    """Linear attention variant, F(wᵀw) applied to the tokens (eq. variant-2).
+
+    The representatives are the principal directions of the tokens: F applies f(λ) = ε²/(ε² + λ) to the
+    eigenvalues of the d×d matrix wᵀw, which keeps O(N) time and never forms N×N.
+
+    Args:
+        w: projected tokens (..., N, d); padding tokens must be 0 (they then do not count).
+        eps: quantisation precision ε.
+
+    Returns:
+        (..., N, d).
+    """
+    return resolvent(w, 1 / eps**2)
+
+
+def channel_cbsa(w: Tensor, eps: float = 0.1) -> Tensor:
+    """Channel attention variant, w·f(Σ_n w²) channel by channel (eq. variant-3).
+
+    The representatives are fixed along the axes of the subspace, as if these were always the principal
+    directions; the d×d matrix of :func:`linear_cbsa` becomes its diagonal.
+
+    Args:
+        w: projected tokens (..., N, d); padding tokens must be 0 (they then do not count).
+        eps: quantisation precision ε.
+
+    Returns:
+        (..., N, d).
+    """
+    z = w.to(accumulation_dtype(w.dtype))
+    moments = z.square().sum(-2, keepdim=True)  # (..., 1, d)
+    return (z * (eps**2 / (eps**2 + moments))).to(w.dtype)

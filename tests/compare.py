@@ -1,0 +1,69 @@
+"""How results are compared: by relative error to a float64 truth, beside plain PyTorch's in that dtype."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+# The same tests run on the GPU of a machine that has one.
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+HALF_DTYPES = [torch.bfloat16, torch.float16]
+
+
+def relative_error(actual: Tensor, truth: Tensor) -> float:
+    """‖actual − truth‖ / ‖truth‖ in float64; NaN and Inf count as infinitely wrong."""
+    assert actual.shape == truth.shape, f"shape {tuple(actual.shape)} instead of {tuple(truth.shape)}"
+    actual, truth = actual.detach().double(), truth.detach().double()
+    if not actual.isfinite().all():
+        return float("inf")
+    norm = truth.norm().item()
+    error = (actual - truth).norm().item()
+    return error / norm if norm > 1e-12 else error
+
+
+def assert_close(actual: Tensor, truth: Tensor, tolerance: float, what: str = "result") -> None:
+    error = relative_error(actual, truth)
+    assert error <= tolerance, f"{what}: relative error {error:.3g} > {tolerance:.3g}"
+
+
+def value_and_grads(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], weight: Tensor
+) -> tuple[Tensor, ...]:
+    """``function(*inputs)`` and the gradients of <weight, function(*inputs)> with respect to all inputs."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    out = function(*leaves)
+    return out.detach(), *torch.autograd.grad(out, leaves, weight.to(out.dtype))
+
+
+def assert_as_good_as(
+    function: Callable[..., Tensor],
+    plain: Callable[..., Tensor],
+    truth: Callable[..., Tensor],
+    draw: Callable[[], Sequence[Tensor]],
+    dtype: torch.dtype,
+    names: Sequence[str],
+    floor_ulps: float = 0.5,
+    draws: int = 8,
+) -> None:
+    """In ``dtype``, outputs and every gradient of ``function`` err at most twice as much as ``plain``'s.
+
+    Inputs are rounded to ``dtype`` first; ``truth`` runs on them in float64. Errors are root mean squares
+    over several draws, since one rounding error beside another is a matter of luck; one rounding of the
+    result itself (``floor_ulps``) is granted to both.
+    """
+    labels = ["output", *names]
+    ours, theirs, size = (torch.zeros(len(labels), dtype=torch.float64) for _ in range(3))
+    for _ in range(draws):
+        rounded = [x.to(dtype) for x in draw()]
+        precise = [x.double() for x in rounded]
+        weight = torch.randn_like(truth(*precise)).to(dtype)
+        exact = value_and_grads(truth, precise, weight.double())
+        mine = value_and_grads(function, rounded, weight)
+        assert mine[0].dtype == dtype
+        for total, results in ((ours, mine), (theirs, value_and_grads(plain, rounded, weight)), (size, None)):
+            for i, t in enumerate(exact):
+                total[i] += (t if results is None else results[i].double() - t).square().sum().item()
+    floor = torch.finfo(dtype).eps * floor_ulps
+    for name, a, b, s in zip(labels, ours.sqrt(), theirs.sqrt(), size.sqrt(), strict=True):
+        error, allowed = (a / s).item(), 2 * max((b / s).item(), floor)
+        assert error <= allowed, f"{name} in {dtype}: relative error {error:.3g} > {allowed:.3g}"
