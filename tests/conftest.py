@@ -22,3 +22,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_code():
+    """Each test compiles from scratch: limits on recompilation count over one test, not over the suite."""
+    yield
+    torch.compiler.reset()

@@ -106,7 +106,7 @@ class CBSA(Attention):
             reps = pool_tokens(
                 tokens[:, patches], grid, self.representatives, None if mask is None else mask[:, patches]
             )
-        return reps.view(batch, -1, self.num_heads, self.head_dim).transpose(1, 2)
+        return reps.view(batch, reps.shape[1], self.num_heads, self.head_dim).transpose(1, 2)
 
     def extra_repr(self) -> str:
         """Describe the layer in ``print(model)``."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -45,4 +46,4 @@ class LinearAttention(Attention):
             k = k.masked_fill(~mask[:, None, :, None], 0)
         numerator: Tensor = q @ (k.mT @ v)  # (B, H, N, p)
         denominator: Tensor = q @ k.sum(-2).unsqueeze(-1)  # (B, H, N, 1)
-        return numerator / denominator.clamp_min(1e-6)
+        return numerator / denominator.clamp_min(torch.finfo(v.dtype).eps)

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from cbsa._checks import check_choice, check_positive_float
 from cbsa.layers.attention import Attention, softmax_key_mask
+from cbsa.ops.precision import solve_dtype
 from cbsa.ops.resolvent import resolvent
 
 
@@ -49,6 +50,6 @@ class MSSA(Attention):
         elif mask is None:
             out = resolvent(w, self.head_dim / (w.shape[-2] * self.eps**2))
         else:
-            count = mask.sum(-1).clamp_min(1)[:, None, None, None]
+            count = mask.sum(-1).clamp_min(1).to(solve_dtype(w.device))[:, None, None, None]
             out = resolvent(w, self.head_dim / (count * self.eps**2))
         return out if self.step_out is None else self.step_out.to(out.dtype) * out

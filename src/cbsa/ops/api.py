@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cbsa._checks import check_choice, check_floating, check_mask, check_positive_float
 from cbsa.ops import reference, sdpa
+from cbsa.ops.precision import autocast_dtype
 
 CONTRACTIONS = ("softmax", "exact", "none")
 
@@ -73,8 +74,7 @@ def contract_broadcast(
     elif not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
 
-    if torch.is_autocast_enabled(w.device.type):
-        dtype = torch.get_autocast_dtype(w.device.type)
+    if (dtype := autocast_dtype(w.device)) is not None:
         w, reps = w.to(dtype), reps.to(dtype)
     elif w.dtype != reps.dtype:
         raise TypeError(f"w and reps must have one dtype, got {w.dtype} and {reps.dtype}")

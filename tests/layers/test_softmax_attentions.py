@@ -1,0 +1,73 @@
+"""MSSA and MHSA against PyTorch's and timm's own multi-head attention."""
+
+import pytest
+import torch
+from torch import nn
+
+from cbsa.layers import MHSA, MSSA
+from tests.compare import assert_close
+
+
+def torch_attention(in_weight, in_bias, out_proj, heads):
+    """nn.MultiheadAttention with given projections."""
+    dim = out_proj.weight.shape[0]
+    module = nn.MultiheadAttention(dim, heads, bias=True, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        module.in_proj_weight.copy_(in_weight)
+        module.in_proj_bias.copy_(in_bias)
+        module.out_proj.weight.copy_(out_proj.weight)
+        module.out_proj.bias.copy_(out_proj.bias)
+    return module
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_mssa_is_attention_with_one_projection(masked):
+    layer, x = MSSA(24, 3).double(), torch.randn(2, 11, 24, dtype=torch.float64)
+    mask = torch.rand(2, 11) < 0.6 if masked else torch.ones(2, 11, dtype=torch.bool)
+    mask[:, 0] = True
+    zeros = torch.zeros(72, dtype=torch.float64)
+    theirs = torch_attention(layer.proj.weight.repeat(3, 1), zeros, layer.to_out, 3)
+    expected, _ = theirs(x, x, x, key_padding_mask=~mask)
+    assert_close(layer(x, mask=mask if masked else None)[mask], expected[mask], 1e-12)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_mhsa_is_torch_attention(masked):
+    layer, x = MHSA(24, 3).double(), torch.randn(2, 11, 24, dtype=torch.float64)
+    mask = torch.rand(2, 11) < 0.6 if masked else torch.ones(2, 11, dtype=torch.bool)
+    mask[:, 0] = True
+    theirs = torch_attention(layer.proj.weight, layer.proj.bias, layer.to_out, 3)
+    expected, _ = theirs(x, x, x, key_padding_mask=~mask)
+    assert_close(layer(x, mask=mask if masked else None)[mask], expected[mask], 1e-12)
+
+
+@pytest.mark.parametrize("qkv_bias", [False, True])
+def test_mhsa_is_timms_attention(qkv_bias):
+    from timm.layers import Attention as TimmAttention
+
+    layer, theirs = MHSA(24, 3, qkv_bias=qkv_bias), TimmAttention(24, num_heads=3, qkv_bias=qkv_bias)
+    with torch.no_grad():
+        theirs.qkv.load_state_dict(layer.proj.state_dict())
+        theirs.proj.load_state_dict(layer.to_out.state_dict())
+    x = torch.randn(2, 11, 24)
+    assert_close(layer(x), theirs(x), 1e-6)
+
+
+def test_number_of_parameters():
+    assert sum(p.numel() for p in MSSA(192, 3).parameters()) == 2 * 192 * 192 + 192
+    assert sum(p.numel() for p in MSSA(192, 3, tied=True).parameters()) == 192 * 192 + 1
+
+
+def test_exact_mssa_counts_real_tokens_only():
+    """c = p/(N ε²) with the number of real tokens, row by row."""
+    layer, x = MSSA(24, 3, contraction="exact").double(), torch.randn(2, 11, 24, dtype=torch.float64)
+    mask = torch.ones(2, 11, dtype=torch.bool)
+    mask[1, 4:] = False
+    out = layer(x, mask=mask)
+    assert_close(out[0], layer(x[:1])[0], 1e-12)
+    assert_close(out[1, :4], layer(x[1:, :4])[0], 1e-12)
+
+
+def test_bad_options_are_named():
+    with pytest.raises(ValueError, match="contraction='none': expected one of 'softmax', 'exact'"):
+        MSSA(24, 3, contraction="none")
