@@ -66,7 +66,7 @@ def attention_backward(
         dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
             *map(_pad_channels, (grad, q, k, v)),
             _expand(_align(bias), q, k),
-            _pad_channels(out),
+            _pad_channels(out).transpose(1, 2).contiguous().transpose(1, 2),  # the layout it was written in
             F.pad(lse, (0, -n % _LSE), value=torch.inf).contiguous(),
             no_dropout,
             no_dropout,
