@@ -217,7 +217,7 @@ def test_scale_is_used_in_both_softmaxes(impl):
 
 
 def test_auto_is_the_same_function():
-    for shape in [(1, 2, 20, 4, 8), (2, 4, 5000, 64, 8)]:  # small and large: both sides of the choice
+    for shape in [(1, 2, 20, 4, 8), (2, 4, 40_000, 64, 8)]:  # small and large: both sides of the choice
         inputs = make_inputs(*shape, dtype=torch.float32)
         actual, expected = contract_broadcast(*inputs), contract_broadcast(*inputs, impl="reference")
         assert_close(actual, expected, 1e-5)

@@ -20,7 +20,7 @@ _IMPLEMENTATIONS: dict[str, _Implementation] = {
 IMPLEMENTATIONS = ("auto", *_IMPLEMENTATIONS)
 
 # Largest A for which plain PyTorch is the faster one on the CPU: float32 and wider, 16-bit dtypes.
-_CPU_REFERENCE_BYTES = (8 << 20, 256 << 20)
+_CPU_REFERENCE_BYTES = (64 << 20, 256 << 20)
 
 
 def contract_broadcast(

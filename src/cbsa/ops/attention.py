@@ -28,7 +28,7 @@ def attention(
     """Return softmax(scale·qkᵀ + bias) v (B, H, n, d) and the log-sum-exp of the scores (B, H, n)."""
     if q.device.type == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
-            *map(_dense_channels, (q, k, v)), attn_mask=_expand(bias, q, k), scale=scale
+            *map(_dense_channels, (q, k, v)), attn_mask=_expand(_dense(bias), q, k), scale=scale
         )
     if _on_efficient_kernel(q):
         d = q.shape[-1]
@@ -57,7 +57,7 @@ def attention_backward(
             lse,
             0.0,
             False,
-            attn_mask=_expand(bias, q, k),
+            attn_mask=_expand(_dense(bias), q, k),
             scale=scale,
         )
     if _on_efficient_kernel(q):
@@ -93,6 +93,11 @@ def _scores(q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
 def _expand(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     """Give the bias its full shape (B, H, n, l) without memory for it."""
     return None if bias is None else bias.expand(*q.shape[:-1], k.shape[-2])
+
+
+def _dense(bias: Tensor | None) -> Tensor | None:
+    """Pack the bias: the CPU kernel copies one with gaps, in its full shape."""
+    return None if bias is None else bias.contiguous()
 
 
 def _align(bias: Tensor | None) -> Tensor | None:

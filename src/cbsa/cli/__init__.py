@@ -1,0 +1,34 @@
+"""The command line: ``cbsa COMMAND``."""
+
+from typing import Annotated
+
+import typer
+
+from cbsa.cli import reproduce
+
+app = typer.Typer(
+    name="cbsa",
+    help="Interpretable, linear-time attention: Contract-and-Broadcast Self-Attention.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(reproduce.app, name="reproduce")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from cbsa._version import __version__
+
+        typer.echo(f"cbsa {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Interpretable, linear-time attention: Contract-and-Broadcast Self-Attention."""

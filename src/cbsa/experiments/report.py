@@ -1,0 +1,40 @@
+"""What every experiment leaves behind: its numbers with their origin, and its pictures."""
+
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cbsa._version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def environment() -> dict[str, str]:
+    """Versions and hardware that a number depends on."""
+    return {
+        "cbsa": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+    }
+
+
+def save_results(path: Path, results: dict[str, Any]) -> None:
+    """Write results as JSON, with the command line and the environment they come from."""
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    payload = {"command": command, "environment": environment(), **results}
+    path.write_text(json.dumps(payload, indent=2) + "\n")
+
+
+def save_figure(figure: "Figure", stem: Path) -> list[Path]:
+    """Write a figure as PNG and SVG; return the paths."""
+    paths = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
+    for path in paths:
+        figure.savefig(path, dpi=150, bbox_inches="tight")
+    return paths
