@@ -7,12 +7,12 @@ Timings mean something only as ratios within one run. A result is refused if the
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -75,7 +75,7 @@ def candidates(w: Tensor, reps: Tensor, steps: Tensor, compiled: bool) -> dict[s
 
 def measure(
     geometry: tuple[int, ...], dtype: torch.dtype, device: str, seconds: float, compiled: bool
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """Times of all candidates at one size."""
     batch, heads, n, m, d = geometry
     torch.manual_seed(0)
@@ -126,20 +126,15 @@ def main() -> None:
     table = Table("B×H×N×m×d", "dtype", "what", "forward ms", "with backward")
     for row in rows:
         size = "×".join(str(row[k]) for k in ("batch", "heads", "tokens", "representatives", "channels"))
-        table.add_row(
-            size,
-            row["dtype"].removeprefix("torch."),
-            row["what"],
-            f"{row['forward_ms']:.2f}",
-            f"{row['both_ms']:.2f}",
-        )
+        name = str(row["dtype"]).removeprefix("torch.")
+        table.add_row(size, name, row["what"], f"{row['forward_ms']:.2f}", f"{row['both_ms']:.2f}")
     Console().print(table)
     command = "python benchmarks/contract_broadcast.py --device " + arguments.device
     command += f" --dtypes {' '.join(arguments.dtypes)} --seconds {arguments.seconds:g}"
     command += (" --compile" if arguments.compile else "") + f" --out {arguments.out}"
     origin = {"command": command, "environment": environment() | {"threads": str(torch.get_num_threads())}}
     if arguments.device == "cpu":
-        origin["environment"]["device"] = f"{platform.processor() or platform.machine()}, CPU"
+        origin["environment"]["device"] = "CPU"
     arguments.out.write_text(json.dumps(origin | {"rows": rows}, indent=1) + "\n")
 
 

