@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from cbsa import ops
 from cbsa.layers import CBSA, MHSA, MSSA, TSSA, ChannelCBSA, LinearAttention
@@ -29,10 +29,7 @@ def test_sub_operations_of_cbsa(heads, p, side, windows):
     """Per product: extraction and broadcast N·m·d, contraction m²·d (d = H·p, summed over heads)."""
     n, m, d = side**2 + 1, windows**2, heads * p
     w, reps = torch.randn(1, heads, n, p), torch.randn(1, heads, m, p)
-    a = extraction_weights(w, reps, 1.0)
-    assert macs(lambda: extraction_weights(w, reps, 1.0)) == n * m * d  # similarities
-    assert macs(lambda: a @ w) == n * m * d  # their average
-    assert macs(lambda: a.mT @ reps) == n * m * d  # broadcast
+    assert macs(lambda: extraction_weights(w, reps, 1.0)) == n * m * d
     assert macs(lambda: contract(reps, "softmax", 1.0, 0.1)) == 2 * m**2 * d
     steps = torch.ones(2, heads).unbind()
     whole = macs(lambda: ops.contract_broadcast(w, reps, *steps, impl="reference"))
@@ -55,6 +52,8 @@ def test_layers(heads, p, side, windows):
     assert macs(ChannelCBSA(d, heads), x) == 2 * n * d**2
     assert macs(LinearAttention(d, heads), x) == 4 * n * d**2 + 2 * n * d * p + n * d
     assert pooling < 0.1 * macs(cbsa, x)
+    sequence = CBSA(d, heads, representatives=64, num_prefix_tokens=0, impl="reference")
+    assert macs(sequence, x) == 2 * n * d**2 + 3 * n * 64 * d + 2 * 64**2 * d  # prefix sums: no products
 
 
 def test_cbsa_is_cheaper_than_mssa_beyond_two_p_tokens():
@@ -75,8 +74,20 @@ def test_linear_in_tokens(layer):
 
 
 @pytest.mark.parametrize("contraction", ["softmax", "none"])
-def test_the_fused_form_reports_its_own_count(contraction):
-    """One product more than the reference: the broadcast computes its similarities anew."""
-    w, reps, steps = torch.randn(2, 3, 50, 8), torch.randn(2, 3, 7, 8), torch.ones(2, 3).unbind()
-    counted = macs(lambda: ops.contract_broadcast(w, reps, *steps, contraction=contraction, impl="sdpa"))
-    assert counted == 2 * 3 * (4 * 50 * 7 * 8 + (2 * 7 * 7 * 8 if contraction == "softmax" else 0))
+def test_the_fused_form_reports_what_its_attentions_cost(contraction):
+    """Its count is that of the attentions it is made of, by PyTorch's own formulas for attention."""
+    batch, heads, n, m, d = 2, 3, 50, 7, 8
+    w, reps = torch.randn(batch, heads, n, d, requires_grad=True), torch.randn(batch, heads, m, d)
+    steps = torch.ones(2, heads).unbind()
+    with FlopCounterMode(display=False) as counter:
+        out = ops.contract_broadcast(w, reps, *steps, contraction=contraction, impl="sdpa")
+        forward = counter.get_total_flops()
+        out.sum().backward()
+    tokens, few = (batch, heads, n, d), (batch, heads, m, d)
+    extract, broadcast = sdpa_flop_count(few, tokens, tokens), sdpa_flop_count(tokens, few, few)
+    contract = sdpa_flop_count(few, few, few) if contraction == "softmax" else 0
+    assert forward == extract + broadcast + contract
+    backward = extract + 2 * sdpa_backward_flop_count(few, few, tokens, tokens)
+    if contraction == "softmax":
+        backward += contract + sdpa_backward_flop_count(few, few, few, few)
+    assert counter.get_total_flops() - forward == backward

@@ -47,7 +47,7 @@ def python_snippets():
             yield pytest.param(code, id=f"{path.relative_to(ROOT)}-{number}")
 
 
-@pytest.mark.parametrize("code", python_snippets())
+@pytest.mark.parametrize("code", list(python_snippets()))
 def test_documentation_snippets_run_as_printed(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "snippet", "exec"), {"__name__": "__main__"})

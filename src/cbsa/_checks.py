@@ -2,6 +2,8 @@
 
 import difflib
 import math
+import numbers
+import operator
 from collections.abc import Collection, Sequence
 
 import torch
@@ -21,6 +23,8 @@ def check_choice(argument: str, value: object, choices: Collection[str]) -> str:
 
 def check_int(argument: str, value: object, at_least: int = 1) -> int:
     """Return ``value`` if it is an integer of at least ``at_least``."""
+    if not isinstance(value, (int, torch.SymInt)) and hasattr(value, "__index__"):
+        value = operator.index(value)  # NumPy's integers
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{argument} must be an integer, got {value!r} of type {type(value).__name__}")
     if value < at_least:
@@ -28,18 +32,26 @@ def check_int(argument: str, value: object, at_least: int = 1) -> int:
     return value  # type: ignore[return-value]  # a SymInt stands for an int while tracing
 
 
-def check_positive_float(argument: str, value: object) -> float:
-    """Return ``value`` if it is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def check_number(argument: str, value: object) -> float:
+    """Return ``value`` if it is a finite real number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real, torch.SymFloat)):
         raise TypeError(f"{argument} must be a number, got {value!r} of type {type(value).__name__}")
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{argument} must be finite and above 0, got {value}")
-    return float(value)
+    if not -math.inf < value < math.inf:  # type: ignore[operator]
+        raise ValueError(f"{argument} must be finite, got {value}")
+    return value  # type: ignore[return-value]  # a SymFloat stands for a float while tracing
+
+
+def check_positive_number(argument: str, value: object) -> float:
+    """Return ``value`` if it is a finite number above 0 whose square is above 0 too."""
+    number = check_number(argument, value)
+    if not (number > 0 and number * number > 0):
+        raise ValueError(f"{argument} must be above 0 (and not so small that its square is 0), got {number}")
+    return number
 
 
 def check_sizes(argument: str, value: object) -> tuple[int, ...]:
     """Return a token layout, such as ``(14, 14)``, as a tuple; an integer is a one-dimensional one."""
-    if isinstance(value, (int, torch.SymInt)):
+    if isinstance(value, (int, torch.SymInt)) or hasattr(value, "__index__"):
         value = (value,)
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) == 0:
         raise TypeError(f"{argument} must be an integer or a non-empty sequence of integers, got {value!r}")
@@ -62,16 +74,17 @@ def check_grid(grid: int | Sequence[int] | None, num_tokens: int, rank: int = 2)
     return (side,) * rank
 
 
-def check_mask(mask: Tensor | None, batch: int, num_tokens: int) -> Tensor | None:
-    """Return ``mask`` if it is a boolean (B, N) tensor, True for a real token and False for padding."""
+def check_mask(mask: Tensor | None, batch: int, num_tokens: int, device: torch.device) -> None:
+    """Check that ``mask`` is a boolean (B, N) tensor, True for a real token and False for padding."""
     if mask is None:
-        return None
+        return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"mask must be a boolean tensor (True = a real token), got {kind}")
     if mask.shape != (batch, num_tokens):
         raise ValueError(f"mask must have shape (B, N) = {(batch, num_tokens)}, got {tuple(mask.shape)}")
-    return mask
+    if mask.device != device:
+        raise ValueError(f"mask is on {mask.device}, but the tokens are on {device}")
 
 
 def check_floating(argument: str, value: object) -> Tensor:
@@ -81,3 +94,10 @@ def check_floating(argument: str, value: object) -> Tensor:
     if not value.is_floating_point():
         raise TypeError(f"{argument} must be of a real floating-point dtype, got {value.dtype}")
     return value
+
+
+def check_images(images: object, in_chans: int) -> None:
+    """Check that ``images`` is a floating-point tensor (B, in_chans, height, width) with pixels."""
+    shape = tuple(check_floating("images", images).shape)
+    if len(shape) != 4 or shape[1] != in_chans or shape[2] < 1 or shape[3] < 1:
+        raise ValueError(f"images must have shape (B, {in_chans}, height, width), got {shape}")

@@ -5,13 +5,11 @@ in float64 where the device has it and returned in float32, or float64 for float
 differentiable, and the gradients are also here in closed form.
 """
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cbsa._checks import check_floating, check_positive_float
+from cbsa._checks import check_floating, check_number, check_positive_number
 from cbsa.ops.precision import accumulation_dtype, no_autocast, solve_dtype
 from cbsa.ops.resolvent import cholesky_of_shifted_gram, resolvent
 
@@ -60,7 +58,8 @@ def compression(z: Tensor, bases: Tensor, eps: float = 0.1, *, normalize: bool =
     Returns:
         (...).
     """
-    return coding_rate(_project(z, bases), eps, normalize=normalize).sum(-1)
+    rates = coding_rate(_project(z, bases), eps, normalize=normalize).sum(-1)
+    return rates.to(accumulation_dtype(z.dtype))
 
 
 def rate_reduction(z: Tensor, bases: Tensor, lam: float = 0.1, eps: float = 0.1) -> Tensor:
@@ -68,8 +67,8 @@ def rate_reduction(z: Tensor, bases: Tensor, lam: float = 0.1, eps: float = 0.1)
 
     ``lam=0`` is the maximal coding rate reduction MCR². ‖Z‖₀ counts non-zero entries and has no gradient.
     """
-    if not math.isfinite(lam) or lam < 0:
-        raise ValueError(f"lam must be finite and at least 0, got {lam}")
+    if check_number("lam", lam) < 0:
+        raise ValueError(f"lam must be at least 0, got {lam}")
     rate = coding_rate(z, eps)
     return rate - compression(z, bases, eps) - lam * (z != 0).sum((-2, -1)).to(rate.dtype)
 
@@ -83,7 +82,9 @@ def coding_rate_gradient(z: Tensor, eps: float = 0.1) -> Tensor:
 
 def compression_gradient(z: Tensor, bases: Tensor, eps: float = 0.1) -> Tensor:
     """∇R_c(Z | U_[K]) = Σ_k ∇R(U_kᵀZ) U_kᵀ, (..., N, d) in the dtype of ``z``: what MSSA approximates."""
-    return torch.einsum("...knp,kdp->...nd", coding_rate_gradient(_project(z, bases), eps), bases.to(z.dtype))
+    gradients = coding_rate_gradient(_project(z, bases), eps)  # (..., K, N, p)
+    with no_autocast(z.device):
+        return torch.einsum("...knp,kdp->...nd", gradients, bases.to(gradients.dtype)).to(z.dtype)
 
 
 def rate_reduction_gradient(z: Tensor, bases: Tensor, eps: float = 0.1) -> Tensor:
@@ -93,7 +94,7 @@ def rate_reduction_gradient(z: Tensor, bases: Tensor, eps: float = 0.1) -> Tenso
 
 def _factor(z: Tensor, eps: float) -> float:
     n, d = z.shape[-2:]
-    return d / (n * check_positive_float("eps", eps) ** 2)
+    return d / (n * check_positive_number("eps", eps) ** 2)
 
 
 def _check_tokens(z: Tensor) -> None:
@@ -103,9 +104,11 @@ def _check_tokens(z: Tensor) -> None:
 
 
 def _project(z: Tensor, bases: Tensor) -> Tensor:
-    """Tokens (..., N, d) within each subspace, (..., K, N, p)."""
+    """Tokens (..., N, d) within each subspace, (..., K, N, p), in the precision everything is computed in."""
     _check_tokens(z)
     check_floating("bases", bases)
     if bases.dim() != 3 or bases.shape[1] != z.shape[-1] or min(bases.shape) < 1:
         raise ValueError(f"bases must have shape (K, d, p) with d = {z.shape[-1]}, got {tuple(bases.shape)}")
-    return z.unsqueeze(-3) @ bases.to(z.dtype)
+    wide = solve_dtype(z.device)
+    with no_autocast(z.device):
+        return z.to(wide).unsqueeze(-3) @ bases.to(wide)

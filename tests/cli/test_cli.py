@@ -24,8 +24,8 @@ def test_version():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--help",), ["reproduce", "--version"]),
-        (("reproduce", "--help"), ["fig-3d"]),
+        (("--help",), ["reproduce", "models", "export", "convert", "--version"]),
+        (("reproduce", "--help"), ["fig-3d", "table-complexity", "fig-complexity"]),
         (("reproduce", "fig-3d", "-h"), ["--out", "--seed", "--iterations", "--noise"]),
     ],
 )
@@ -49,8 +49,16 @@ def test_reproduce_fig_3d_says_where_to_look(tmp_path):
     [
         (("reproduce", "fig-3e"), "fig-3d"),  # the nearest name
         (("reproduce", "fig-3d", "--points", "many"), "Invalid value for '--points'"),
-        (("reproduce", "fig-3d", "--noise", "-1"), "noise must be finite and above 0, got -1.0"),
+        (("reproduce", "fig-3d", "--noise", "-1"), "noise must be between 1e-6 and 1e6, got -1.0"),
         (("reproduce", "fig-3d", "--classes", "99"), "classes must be at most 12, got 99"),
+        (("reproduce", "fig-3d", "--step-size", "1e6", "--noise", "1e-3"), "the points diverge at iteration"),
+        (("reproduce", "fig-3d", "--out", __file__), "cannot write into"),
+        (("reproduce", "fig-complexity", "--out", "/proc/nothing"), "cannot write into /proc/nothing"),
+        (("models", "nothing-like-it"), "no model's name contains 'nothing-like-it'"),
+        (("export", "-m", "cbt_tiny_patch4_32", "-o", "x.zip"), "x.zip must end in .onnx or .pt2"),
+        (("export", "-m", "cbt_tyny_patch4_32", "-o", "x.pt2"), "did you mean 'cbt_tiny_patch4_32'"),
+        (("convert", "nowhere.pth", "-m", "cbt_tiny_patch4_32", "-o", "x"), "nowhere.pth: no such file"),
+        (("convert", __file__, "-m", "cbt_tiny_patch4_32", "-o", "x"), "it was not loaded"),
         (("train-me",), "train-me"),
     ],
 )

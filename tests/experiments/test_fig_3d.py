@@ -90,14 +90,20 @@ def test_files(result, tmp_path):
         ({"classes": 1}, "classes must be at least 2, got 1"),
         ({"classes": 13}, "classes must be at most 12, got 13"),
         ({"points": 2}, "points must be at least 3, got 2"),
+        ({"seed": -1}, "seed must be at least 0 and below"),
         ({"iterations": 0}, "iterations must be at least 1, got 0"),
-        ({"noise": -0.1}, "noise must be finite and above 0, got -0.1"),
-        ({"eps": float("nan")}, "eps must be finite and above 0, got nan"),
+        ({"noise": -0.1}, "noise must be between 1e-6 and 1e6, got -0.1"),
+        ({"eps": float("nan")}, "eps must be between 1e-6 and 1e6, got nan"),
     ],
 )
 def test_bad_settings_are_named(setting, message):
     with pytest.raises(ValueError, match=message):
         fig_3d.Config(**setting)
+
+
+def test_divergence_is_reported():
+    with pytest.raises(ValueError, match="diverge at iteration 1: take a smaller step_size"):
+        fig_3d.run(fig_3d.Config(step_size=1e6, noise=1e-3))
 
 
 def test_twelve_lines_still_fit():

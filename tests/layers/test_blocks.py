@@ -44,8 +44,8 @@ def test_ista_gradient():
     ("arguments", "message"),
     [
         ({"dim": 0}, "dim must be at least 1, got 0"),
-        ({"dim": 4, "step_size": float("nan")}, "step_size must be finite and above 0, got nan"),
-        ({"dim": 4, "lambd": -1.0}, "lambd must be finite and above 0, got -1"),
+        ({"dim": 4, "step_size": float("nan")}, "step_size must be finite, got nan"),
+        ({"dim": 4, "lambd": -1.0}, "lambd must be at least 0, got -1"),
     ],
 )
 def test_ista_names_bad_options(arguments, message):

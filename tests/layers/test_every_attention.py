@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,8 +40,8 @@ VARIANTS = {
 def build(variant, representatives=(2, 2), prefix=1, **kwargs):
     name = variant.split("-")[0]
     if name in POOLING:
-        kwargs |= {"representatives": representatives, "num_prefix_tokens": prefix}
-    return build_attention(name, DIM, HEADS, **VARIANTS[variant], **kwargs)
+        kwargs["representatives"] = representatives
+    return build_attention(name, DIM, HEADS, **VARIANTS[variant], num_prefix_tokens=prefix, **kwargs)
 
 
 def tokens(grid, prefix=1, batch=2, dtype=torch.float32, device="cpu"):
@@ -104,17 +105,51 @@ def test_padding_an_image_changes_nothing(variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_ragged_batch_with_one_row_of_nothing_but_padding(variant):
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF_DTYPES], ids=str)
+def test_ragged_batch_with_one_row_of_nothing_but_padding(variant, dtype):
     layer, x = build(variant), tokens((5, 5), batch=3).requires_grad_()
     mask = torch.rand(3, 26) < 0.5
     mask[0], mask[1] = False, True
-    out = layer(x, (5, 5), mask)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        out = layer(x, (5, 5), mask)
+        alone = layer(x[1:2], (5, 5))[0]
     assert out.isfinite().all()
     assert (out[~mask] == 0).all()
-    assert_close(out[1], layer(x[1:2], (5, 5))[0], 1e-5)
-    out.square().sum().backward()
+    assert_close(out[1], alone, 32 * torch.finfo(dtype).eps)
+    out.float().square().sum().backward()
     assert x.grad.isfinite().all()
     assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_all_zero_tokens_in_float16(variant):
+    layer, x = build(variant).half(), torch.zeros(2, 26, DIM, dtype=torch.float16, requires_grad=True)
+    out = layer(x, (5, 5))
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_float64_under_autocast(variant):
+    layer, x = build(variant).double(), tokens((5, 5), dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(layer(x, (5, 5)), layer(x, (5, 5)), 0)
+        assert layer(x, (5, 5)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_compiles_with_symbolic_sizes(variant):
+    layer, x = build(variant), tokens((4, 5))
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert_close(compiled(x, (4, 5)), layer(x, (4, 5)), 1e-5)
+
+
+def test_sizes_may_be_numpys_integers():
+    layer = build_attention(
+        "cbsa", np.int64(24), np.int32(3), representatives=(np.int64(2), 2), eps=np.float32(0.1)
+    )
+    assert layer(tokens((4, 5)), (np.int64(4), np.int64(5))).shape == (2, 21, 24)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -217,6 +252,7 @@ def test_describes_itself(variant):
         (lambda f: f(12, 3)(torch.randn(2, 0, 12)), ValueError, r"N >= 1, got \(2, 0, 12\)"),
         (lambda f: f(12, 3)(torch.ones(2, 17, 12).long()), TypeError, "x must be of a real floating-point"),
         (lambda f: f(12, 3)(torch.randn(2, 17, 12), (5, 5)), ValueError, r"grid=\(5, 5\) holds 25 tokens"),
+        (lambda f: f(12, 3)(torch.randn(2, 17, 12), (2, 2)), ValueError, r"grid=\(2, 2\) holds 4.*are 16"),
         (lambda f: f(12, 3)(torch.randn(2, 17, 12), (4, -4)), ValueError, r"grid\[1\] must be at least 1"),
         (
             lambda f: f(12, 3)(torch.randn(2, 17, 12), None, torch.ones(2, 16, dtype=torch.bool)),

@@ -1,5 +1,7 @@
 """TSSA, linear attention and the orthogonal variants against straight-line forms."""
 
+import copy
+
 import pytest
 import torch
 
@@ -61,6 +63,19 @@ def test_relu_kernel_without_a_positive_channel_is_finite():
     out.sum().backward()
     assert_close(out, layer.to_out.bias.expand_as(out), 1e-6)
     assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kernel", ["elu", "relu"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_linear_attention_with_small_weights(kernel, dtype):
+    """Queries that attend weakly to everything are normalised all the same."""
+    layer, x = LinearAttention(12, 3, kernel=kernel), torch.randn(2, 9, 12)
+    with torch.no_grad():
+        layer.proj.weight[:24] *= 0.1
+        layer.proj.bias[:12] -= 4 if kernel == "elu" else 0
+    layer, x = layer.to(dtype), x.to(dtype)
+    expected = copy.deepcopy(layer).double()(x.double())
+    assert_close(layer(x), expected, 16 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("kernel", ["elu", "relu"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from cbsa.ops import contract_broadcast
@@ -84,8 +85,31 @@ def test_sdpa_refuses_a_second_derivative_clearly():
     inputs = [x.requires_grad_() for x in make_inputs(1, 2, 4, 3, 2)]
     out = contract_broadcast(*inputs, impl="sdpa")
     (grad,) = torch.autograd.grad(out.sum(), inputs[0], create_graph=True)
-    with pytest.raises((RuntimeError, NotImplementedError), match=r"autograd|grad"):
+    with pytest.raises(NotImplementedError, match='no second derivative; use impl="reference"'):
         grad.sum().backward()
+
+
+@pytest.mark.parametrize("n", [20, 300_000])  # auto takes the reference for one, the fused form for the other
+def test_forward_mode_is_right_or_refused(n):
+    w, reps, *steps = make_inputs(1, 1, n, 3, 8)
+    tangent = torch.randn_like(w)
+
+    def function(x, impl):
+        return contract_broadcast(x, reps, *steps, impl=impl)
+
+    step = 1e-6
+    expected = (function(w + step * tangent, "reference") - function(w - step * tangent, "reference")) / (
+        2 * step
+    )
+    for impl in ("reference", "auto"):
+        assert_close(torch.func.jvp(partial(function, impl=impl), (w,), (tangent,))[1], expected, 1e-6)
+        with forward_ad.dual_level():
+            dual = function(forward_ad.make_dual(w, tangent), impl)
+            assert_close(forward_ad.unpack_dual(dual).tangent, expected, 1e-6)
+    with pytest.raises(ValueError, match="impl='sdpa' supports neither forward-mode"):
+        torch.func.jvp(partial(function, impl="sdpa"), (w,), (tangent,))
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="use impl='reference'"):
+        function(forward_ad.make_dual(w, tangent), "sdpa")
 
 
 @pytest.mark.parametrize("impl", ["reference", "auto"])
@@ -170,6 +194,27 @@ def test_padding_never_matters(dtype, impl, device):
     assert (clean[2][0] == 0).all(), "representatives of an element that is all padding influence nothing"
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("contraction", ["softmax", "none"])
+def test_padding_beside_extreme_scores_in_float16(impl, contraction, device):
+    w = (torch.randn(2, 1, 4096, 8, device=device)).half()
+    reps, steps = (60 * torch.randn(2, 1, 4, 8, device=device)).half(), torch.ones(2, 1, device=device)
+    mask = torch.zeros(2, 4096, dtype=torch.bool, device=device)
+    mask[1, ::3] = True
+    options = {"mask": mask, "contraction": contraction}
+    out, *grads = value_and_grads(
+        partial(contract_broadcast, impl=impl, **options), (w, reps, *steps), torch.randn_like(w)
+    )
+    assert (out[0] == 0).all()
+    assert all(g.isfinite().all() for g in grads)
+    # Real scores far below zero still win over padding.
+    low = torch.full((1, 1, 3, 64), 70.0, device=device).half()
+    expected = truth.contract_broadcast(*[x.double() for x in (low, -low, *steps)], mask=mask[1:, :3])
+    actual = contract_broadcast(low, -low, *steps, mask=mask[1:, :3], impl=impl)
+    assert_close(actual, expected, 1e-2)
+
+
 @pytest.mark.parametrize("impl", IMPLS)
 def test_long_runs_of_padding(impl):
     """Whole blocks of a fused kernel see nothing but padding."""
@@ -239,6 +284,13 @@ def test_autocast_computes_in_its_dtype_and_keeps_float32_gradients(impl, dtype,
     assert all(g.isfinite().all() for g in grads)
 
 
+def test_autocast_leaves_float64_alone():
+    inputs = make_inputs(2, 3, 40, 8, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = contract_broadcast(*inputs, impl="sdpa")
+    assert_close(out, truth.contract_broadcast(*inputs), 1e-10)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("impl", IMPLS)
 def test_half_activations_with_float32_steps(impl, device):
@@ -262,6 +314,15 @@ def test_compiles_into_one_graph(impl, contraction, device):
         actual = value_and_grads(partial(compiled, mask=mask), inputs, weight)
         for name, a, t in zip(["output", *NAMES], actual, expected, strict=True):
             assert_close(a, t, 1e-10, name)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_compiles_with_symbolic_sizes_and_numbers(impl):
+    compiled = torch.compile(contract_broadcast, fullgraph=True, dynamic=True, backend="aot_eager")
+    for n, scale, eps in [(24, 0.3, 0.1), (31, 0.4, 0.2), (17, 0.5, 0.3)]:
+        inputs = make_inputs(2, 2, n, 6, 8)
+        options = {"scale": scale, "eps": eps, "contraction": "exact", "impl": impl}
+        assert_close(compiled(*inputs, **options), contract_broadcast(*inputs, **options), 1e-10)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -354,8 +415,10 @@ def _bad(**changes):
         ({"contraction": None}, TypeError, "contraction must be a string, got None"),
         ({"impl": "cuda"}, ValueError, "impl='cuda': expected one of 'auto', 'reference', 'sdpa'"),
         ({"impl": "triton"}, ValueError, "impl='triton': this version of cbsa has no Triton kernels"),
-        ({"eps": 0.0}, ValueError, "eps must be finite and above 0, got 0"),
+        ({"eps": 0.0}, ValueError, "eps must be above 0 .*, got 0"),
         ({"eps": "0.1"}, TypeError, "eps must be a number, got '0.1'"),
+        ({"scale": "big"}, TypeError, "scale must be a number, got 'big'"),
+        ({"eps": 1e-170}, ValueError, "eps must be above 0 .*1e-170"),
         ({"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
     ],
 )

@@ -11,6 +11,7 @@ MIB = 2**20
 # Forward and backward over N tokens and m representatives; prints by how many bytes the resident set peaked.
 PROGRAM = """
 import sys, torch
+from cbsa.layers import CBSA
 from cbsa.ops import contract_broadcast
 
 def peak():
@@ -19,6 +20,9 @@ def peak():
 impl, n, m, masked = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
 
 def step(n):
+    if impl == "layer":
+        layer = CBSA(16, 2, representatives=m, num_prefix_tokens=0, impl="sdpa")
+        return layer(torch.randn(1, n, 16)).square().sum().backward()
     torch.manual_seed(0)
     w = torch.randn(1, n, 2, 8).transpose(1, 2).requires_grad_()
     reps, steps = torch.randn(1, 2, m, 8, requires_grad=True), torch.ones(2, 2, requires_grad=True)
@@ -51,6 +55,12 @@ def test_nothing_n_by_m_is_stored(masked):
     fused = peak_bytes("sdpa", n, m, masked)
     assert fused < 14 * tokens < weights
     assert peak_bytes("reference", n, m, masked) > weights  # what is measured does show such a matrix
+
+
+def test_a_layer_over_a_sequence_stores_nothing_n_by_m_either():
+    """Pooling included: 64 and 512 representatives of 100,000 tokens."""
+    few, many = (peak_bytes("layer", 100_000, m) for m in (64, 512))
+    assert abs(many - few) < 40 * MIB  # 448 more representatives would be 340 MiB of weights
 
 
 def test_memory_does_not_grow_with_the_number_of_representatives():

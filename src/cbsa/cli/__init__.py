@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from cbsa.cli import reproduce
+from cbsa.cli import reproduce, weights
+from cbsa.cli.models import models
 
 app = typer.Typer(
     name="cbsa",
@@ -14,6 +15,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(reproduce.app, name="reproduce")
+app.command()(models)
+app.command()(weights.export)
+app.command()(weights.convert)
 
 
 def _show_version(wanted: bool) -> None:

@@ -27,13 +27,14 @@ def fig_3d(
     """Compress noisy classes onto lines by iterating the operator, without parameters (figure 3d)."""
     from cbsa.experiments import fig_3d as experiment
 
-    try:
-        config = experiment.Config(classes, points, noise, eps, step_size, iterations, seed)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     console = Console()
     ticks = iter(track(range(iterations), description="Compressing", console=console, transient=True))
-    result = experiment.run(config, progress=lambda: next(ticks, None))
+    try:
+        config = experiment.Config(classes, points, noise, eps, step_size, iterations, seed)
+        _prepare(out)
+        result = experiment.run(config, progress=lambda: next(ticks, None))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
     table = Table(title="Figure 3d: how close each class is to a line, and how far apart the lines are")
     table.add_column("iteration", justify="right")
@@ -54,6 +55,59 @@ def fig_3d(
         "The paper gives a picture and no number here: «a union of well-separated one-dimensional "
         "subspaces after 1024 iterations»."
     )
-    picture, *others = experiment.save(result, out)
+    _say_where(console, experiment.save(result, out))
+
+
+@app.command("table-complexity")
+def table_complexity(
+    out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("outputs/complexity"),
+) -> None:
+    """Count parameters, FLOPs and similarities of the models at 224 px (tables CBT_tab, fair_comp)."""
+    from cbsa.cli.models import cost_table, measure
+    from cbsa.experiments import complexity
+    from cbsa.models import MODELS
+
+    _prepare(out)
+    costs = measure([name for name in MODELS if name.endswith("patch16_224")])
+    console = Console()
+    console.print(cost_table(costs))
+    console.print(
+        "Where they differ: the paper cites ViT-S from its own paper, which has another stem; and it counts "
+        "0.52M and 1.0M similarities for Agent, where m·N per layer and head give 0.454M and 0.908M."
+    )
+    console.print(f"Written: {complexity.save_table(costs, out)}", soft_wrap=True)
+
+
+@app.command("fig-complexity")
+def fig_complexity(
+    out: Annotated[Path, typer.Option(help="Folder for picture and numbers.")] = Path("outputs/complexity"),
+) -> None:
+    """Draw the FLOPs of one attention layer against the resolution (figure complexity)."""
+    from cbsa.experiments import complexity
+
+    _prepare(out)
+    console = Console()
+    with console.status("Counting"):
+        curves = complexity.resolution_curves()
+    table = Table("resolution", *complexity.ATTENTIONS.values(), title="GFLOPs of one layer, counted")
+    for place, resolution in enumerate(complexity.RESOLUTIONS):
+        table.add_row(str(resolution), *(f"{curves[name][place]:.3f}" for name in complexity.ATTENTIONS))
+    console.print(table)
+    _say_where(console, complexity.save_curves(curves, out))
+
+
+def _prepare(out: Path) -> None:
+    """Create the output folder, or say why not."""
+    from cbsa.experiments.report import prepare_folder
+
+    try:
+        prepare_folder(out)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--out") from error
+
+
+def _say_where(console: Console, paths: list[Path]) -> None:
+    """Tell which file to look at first."""
+    picture, *others = paths
     console.print(f"[bold]Look at {picture}[/bold]", soft_wrap=True)
     console.print(f"Also written: {', '.join(map(str, others))}", soft_wrap=True)

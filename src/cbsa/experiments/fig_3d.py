@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from cbsa.experiments.report import save_figure, save_results
+from cbsa.experiments.report import prepare_folder, save_figure, save_results
 from cbsa.ops import linear_cbsa
 
 if TYPE_CHECKING:
@@ -45,12 +45,14 @@ class Config:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
         if self.classes > 12:
             raise ValueError(
-                f"classes must be at most 12, got {self.classes}: no more lines fit into R³ at "
-                f"{_CLOSEST_LINES:g}° from each other"
+                f"classes must be at most 12, got {self.classes}: more lines at {_CLOSEST_LINES:g}° from "
+                "each other take long to find in R³"
             )
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be at least 0 and below 2**63, got {self.seed}")
         for name in ("noise", "eps", "step_size"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be finite and above 0, got {getattr(self, name)}")
+            if not 1e-6 <= getattr(self, name) <= 1e6:
+                raise ValueError(f"{name} must be between 1e-6 and 1e6, got {getattr(self, name)}")
 
 
 @dataclass
@@ -122,10 +124,13 @@ def measure(iteration: int, z: Tensor) -> Snapshot:
 def run(config: Config, progress: Callable[[], object] = lambda: None) -> Result:
     """Iterate the operator; ``progress`` is called after each iteration."""
     z = synthetic_classes(config)
+    limit = 1e3 * z.abs().max()
     wanted = {min(i, config.iterations) for i in PAPER_SNAPSHOTS} | {config.iterations}
     snapshots, history = [measure(0, z)], [off_line(z).tolist()]
     for iteration in range(1, config.iterations + 1):
         z = compress(z, config.eps, config.step_size)
+        if not z.abs().max() < limit:
+            raise ValueError(f"the points diverge at iteration {iteration}: take a smaller step_size")
         history.append(off_line(z).tolist())
         if iteration in wanted:
             snapshots.append(measure(iteration, z))
@@ -174,7 +179,7 @@ def plot(result: Result) -> "Figure":
 
 def save(result: Result, out: Path) -> list[Path]:
     """Write the picture (PNG, SVG) and the numbers (JSON) into ``out``; return the paths."""
-    out.mkdir(parents=True, exist_ok=True)
+    prepare_folder(out)
     snapshots = [
         {
             "iteration": s.iteration,

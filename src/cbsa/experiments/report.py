@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,20 @@ def environment() -> dict[str, str]:
     }
 
 
+def prepare_folder(folder: Path) -> None:
+    """Create the folder for results, before work is done that would be lost without it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write into {folder}: {error.strerror}; choose another folder") from error
+
+
 def save_results(path: Path, results: dict[str, Any]) -> None:
     """Write results as JSON, with the command line and the environment they come from."""
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     payload = {"command": command, "environment": environment(), **results}
     path.write_text(json.dumps(payload, indent=2) + "\n")
 

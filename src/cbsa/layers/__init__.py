@@ -6,7 +6,9 @@ from cbsa.layers.cbsa import CBSA
 from cbsa.layers.conv_stem import ConvStem
 from cbsa.layers.ista import ISTA
 from cbsa.layers.linear_attention import LinearAttention
+from cbsa.layers.linear_stem import LinearStem
 from cbsa.layers.mhsa import MHSA
+from cbsa.layers.mlp import MLP
 from cbsa.layers.mssa import MSSA
 from cbsa.layers.orthogonal import ChannelCBSA, LinearCBSA
 from cbsa.layers.tssa import TSSA
@@ -16,6 +18,7 @@ __all__ = [
     "CBSA",
     "ISTA",
     "MHSA",
+    "MLP",
     "MSSA",
     "TSSA",
     "Attention",
@@ -23,5 +26,6 @@ __all__ = [
     "ConvStem",
     "LinearAttention",
     "LinearCBSA",
+    "LinearStem",
     "build_attention",
 ]

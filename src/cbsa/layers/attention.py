@@ -1,13 +1,11 @@
 """What every attention layer here shares: heads, projections, padding, and the checks of its input."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
-from cbsa._checks import check_floating, check_int, check_mask, check_sizes
+from cbsa._checks import check_floating, check_grid, check_int, check_mask
 
 
 class Attention(nn.Module, ABC):
@@ -26,6 +24,7 @@ class Attention(nn.Module, ABC):
         bias: whether these projections have a bias.
         tied: project back with the transposed bases U_k themselves, as the derivation has it, instead of
             with a matrix of its own (the paper's over-parameterisation).
+        num_prefix_tokens: tokens before the patches (CLS, registers): ``grid`` lays out the others.
     """
 
     def __init__(
@@ -37,6 +36,7 @@ class Attention(nn.Module, ABC):
         streams: int = 1,
         bias: bool = False,
         tied: bool = False,
+        num_prefix_tokens: int = 1,
     ) -> None:
         super().__init__()
         self.dim = check_int("dim", dim)
@@ -45,6 +45,7 @@ class Attention(nn.Module, ABC):
             raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}; give head_dim= to choose")
         self.head_dim = check_int("head_dim", dim // num_heads if head_dim is None else head_dim)
         self.streams = streams
+        self.num_prefix_tokens = check_int("num_prefix_tokens", num_prefix_tokens, at_least=0)
         inner = num_heads * self.head_dim
         self.proj = nn.Linear(dim, streams * inner, bias=bias)
         self.to_out = None if tied else nn.Linear(inner, dim)
@@ -61,15 +62,15 @@ class Attention(nn.Module, ABC):
         Padding tokens of the input are 0 before the projection; what is returned for them is ignored.
         """
 
-    def forward(self, x: Tensor, grid: Sequence[int] | None = None, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, grid: int | Sequence[int] | None = None, mask: Tensor | None = None
+    ) -> Tensor:
         """Mix tokens x (B, N, dim); see the class."""
         check_floating("x", x)
         if x.dim() != 3 or x.shape[1] < 1 or x.shape[2] != self.dim:
             raise ValueError(f"x must have shape (B, N, {self.dim}) with N >= 1, got {tuple(x.shape)}")
-        sizes = None if grid is None else check_sizes("grid", grid)
-        if sizes is not None and math.prod(sizes) > x.shape[1]:
-            raise ValueError(f"grid={sizes} holds {math.prod(sizes)} tokens, but x has only {x.shape[1]}")
-        check_mask(mask, x.shape[0], x.shape[1])
+        sizes = None if grid is None else check_grid(grid, x.shape[1] - self.num_prefix_tokens)
+        check_mask(mask, x.shape[0], x.shape[1], x.device)
         padding = None if mask is None else ~mask.unsqueeze(-1)  # (B, N, 1)
         if padding is not None:
             x = x.masked_fill(padding, 0)
@@ -79,9 +80,21 @@ class Attention(nn.Module, ABC):
         out = out @ self.proj.weight.to(out.dtype) if self.to_out is None else self.to_out(out)
         return out if padding is None else out.masked_fill(padding, 0)
 
+    def reset_parameters(self) -> None:
+        """Draw the parameters of the layer itself (steps, learned representatives) as the reference does.
+
+        Step sizes are standard normal, of either sign.
+        """
+        for name, parameter in self.named_parameters(recurse=False):
+            if name.startswith("step") or name == "initial_reps":
+                nn.init.normal_(parameter)
+
     def extra_repr(self) -> str:
         """Describe the layer in ``print(model)``."""
-        return f"dim={self.dim}, num_heads={self.num_heads}, head_dim={self.head_dim}, tied={self.tied}"
+        return (
+            f"dim={self.dim}, num_heads={self.num_heads}, head_dim={self.head_dim}, tied={self.tied}, "
+            f"num_prefix_tokens={self.num_prefix_tokens}"
+        )
 
 
 def softmax_key_mask(mask: Tensor | None) -> Tensor | None:
@@ -89,8 +102,3 @@ def softmax_key_mask(mask: Tensor | None) -> Tensor | None:
     if mask is None:
         return None
     return (mask | ~mask.any(-1, keepdim=True))[:, None, None, :]
-
-
-def random_steps(num_heads: int) -> nn.Parameter:
-    """Learnable step sizes (H,), drawn as the reference draws them: standard normal, of either sign."""
-    return nn.Parameter(torch.randn(num_heads))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cbsa._checks import check_choice, check_grid, check_int, check_positive_float, check_sizes
-from cbsa.layers.attention import Attention, random_steps
+from cbsa._checks import check_choice, check_grid, check_positive_number, check_sizes
+from cbsa.layers.attention import Attention
 from cbsa.ops import contract_broadcast, pool_tokens
 from cbsa.ops.api import CONTRACTIONS, IMPLEMENTATIONS
 
@@ -54,19 +54,24 @@ class CBSA(Attention):
         eps: float = 0.1,
         impl: str = "auto",
     ) -> None:
-        super().__init__(dim, num_heads, head_dim=head_dim, tied=tied)
+        super().__init__(dim, num_heads, head_dim=head_dim, tied=tied, num_prefix_tokens=num_prefix_tokens)
         self.representatives = check_sizes("representatives", representatives)
         self.init = check_choice("init", init, ("pool", "learned"))
         self.contraction = check_choice("contraction", contraction, CONTRACTIONS)
         self.stop_gradient = stop_gradient
-        self.num_prefix_tokens = check_int("num_prefix_tokens", num_prefix_tokens, at_least=0)
         self.legacy_pool = legacy_pool
-        self.eps = check_positive_float("eps", eps)
+        self.eps = check_positive_number("eps", eps)
         self.impl = check_choice("impl", impl, IMPLEMENTATIONS)
-        self.step_rep = random_steps(num_heads)  # η
-        self.step_out = random_steps(num_heads)  # κ
-        m = math.prod(self.representatives)
-        self.initial_reps = nn.Parameter(torch.randn(m, dim)) if init == "learned" else None
+        self.step_rep = nn.Parameter(torch.empty(num_heads))  # η
+        self.step_out = nn.Parameter(torch.empty(num_heads))  # κ
+        learned = torch.empty(self.num_representatives, dim) if init == "learned" else None
+        self.initial_reps = None if learned is None else nn.Parameter(learned)
+        self.reset_parameters()
+
+    @property
+    def num_representatives(self) -> int:
+        """Number m of representatives."""
+        return math.prod(self.representatives)
 
     def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
         """Contract and broadcast within each head."""
@@ -91,8 +96,6 @@ class CBSA(Attention):
             raise ValueError(f"x has {num_tokens} tokens: no patch is left after num_prefix_tokens={prefix}")
         reps: Tensor
         if self.initial_reps is not None:
-            if grid is not None:
-                check_grid(grid, num_tokens - prefix)
             reps = self.proj(self.initial_reps).expand(batch, -1, -1)  # (B, m, H p)
         else:
             rank = len(self.representatives)
@@ -113,5 +116,5 @@ class CBSA(Attention):
         return (
             f"{super().extra_repr()}, representatives={self.representatives}, init={self.init!r}, "
             f"contraction={self.contraction!r}, stop_gradient={self.stop_gradient}, "
-            f"num_prefix_tokens={self.num_prefix_tokens}, legacy_pool={self.legacy_pool}"
+            f"legacy_pool={self.legacy_pool}"
         )

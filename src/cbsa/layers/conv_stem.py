@@ -1,8 +1,13 @@
 """The convolutional stem that turns an image into patch tokens."""
 
-from torch import Tensor, nn
+from typing import Any
 
-from cbsa._checks import check_int
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from cbsa._checks import check_images, check_int
 
 
 class ConvStem(nn.Module):
@@ -40,12 +45,39 @@ class ConvStem(nn.Module):
             )
             channels = width
         self.proj = nn.Sequential(*layers)
+        self.fused = False
+
+    @torch.no_grad()
+    def fuse(self) -> None:
+        """Fold the BatchNorms' running statistics into the convolutions; :meth:`unfuse` undoes it."""
+        for index in range(0, len(self.proj), 2):
+            conv: Any = self.proj[index][0]  # type: ignore[index]
+            norm: Any = self.proj[index][1]  # type: ignore[index]
+            weight, bias = fuse_conv_bn_weights(
+                conv.weight, None, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+            )
+            self.register_buffer(f"fused_weight{index}", weight.detach(), persistent=False)
+            self.register_buffer(f"fused_bias{index}", bias.detach(), persistent=False)
+        self.fused = True
+
+    def unfuse(self) -> None:
+        """Go back to convolutions and BatchNorms."""
+        for index in range(0, len(self.proj), 2) if self.fused else ():
+            delattr(self, f"fused_weight{index}")
+            delattr(self, f"fused_bias{index}")
+        self.fused = False
 
     def forward(self, images: Tensor) -> Tensor:
         """Embed images (B, in_chans, height, width) as a map of patches (B, dim, h, w)."""
-        if images.dim() != 4 or images.shape[1] != self.in_chans:
-            raise ValueError(
-                f"images must have shape (B, {self.in_chans}, height, width), got {tuple(images.shape)}"
-            )
-        patches: Tensor = self.proj(images)
-        return patches
+        check_images(images, self.in_chans)
+        if not self.fused:
+            patches: Tensor = self.proj(images)
+            return patches
+        x = images
+        for index, layer in enumerate(self.proj):
+            if index % 2:
+                x = layer(x)
+            else:
+                weight, bias = getattr(self, f"fused_weight{index}"), getattr(self, f"fused_bias{index}")
+                x = F.conv2d(x, weight, bias, stride=2, padding=1)
+        return x

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cbsa._checks import check_int, check_positive_float
+from cbsa._checks import check_floating, check_int, check_number, check_positive_number
 
 
 class ISTA(nn.Module):
@@ -23,15 +23,42 @@ class ISTA(nn.Module):
     def __init__(self, dim: int, *, step_size: float = 0.1, lambd: float = 0.1) -> None:
         super().__init__()
         self.dim = check_int("dim", dim)
-        self.step_size = check_positive_float("step_size", step_size)
-        self.lambd = check_positive_float("lambd", lambd) if lambd else 0.0
+        self.step_size = check_positive_number("step_size", step_size)
+        self.lambd = check_number("lambd", lambd)
+        if self.lambd < 0:
+            raise ValueError(f"lambd must be at least 0, got {lambd}")
         self.weight = nn.Parameter(torch.empty(dim, dim))  # D
+        self.register_buffer("fused_weight", None, persistent=False)
+        self.fused_weight: Tensor | None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw D as the reference does."""
         nn.init.kaiming_uniform_(self.weight)
+
+    @property
+    def fused(self) -> bool:
+        """Whether the layer is in its inference form."""
+        return self.fused_weight is not None
+
+    @torch.no_grad()
+    def fuse(self) -> None:
+        """Compute I + η·(D − DᵀD) once, after which inference takes one product; :meth:`unfuse` undoes it."""
+        d = self.weight.double() if self.weight.device.type != "mps" else self.weight
+        eye = torch.eye(self.dim, dtype=d.dtype, device=d.device)
+        self.fused_weight = (eye + self.step_size * (d - d.T @ d)).T.to(self.weight.dtype).contiguous()
+
+    def unfuse(self) -> None:
+        """Go back to computing with D itself."""
+        self.fused_weight = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Sparsify tokens x (..., dim)."""
-        if x.shape[-1] != self.dim:
+        check_floating("x", x)
+        if x.dim() < 1 or x.shape[-1] != self.dim:
             raise ValueError(f"x must have shape (..., {self.dim}), got {tuple(x.shape)}")
+        if self.fused_weight is not None:
+            return F.relu(F.linear(x, self.fused_weight) - self.step_size * self.lambd)
         residual = x - F.linear(x, self.weight)
         return F.relu(x + self.step_size * (F.linear(residual, self.weight.T) - self.lambd))
 

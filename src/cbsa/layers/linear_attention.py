@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from cbsa._checks import check_choice
 from cbsa.layers.attention import Attention
+from cbsa.ops.precision import accumulation_dtype
 
 _KERNELS: dict[str, Callable[[Tensor], Tensor]] = {"elu": lambda x: F.elu(x) + 1, "relu": F.relu}
 
@@ -22,6 +23,7 @@ class LinearAttention(Attention):
         kernel: φ, ``"elu"`` for ELU + 1 or ``"relu"``. With ReLU, a query without a positive channel in
             common with any key gets 0.
         qkv_bias: whether query, key and value have a bias.
+        num_prefix_tokens: tokens before the patches, which ``grid`` does not lay out.
     """
 
     def __init__(
@@ -32,8 +34,11 @@ class LinearAttention(Attention):
         head_dim: int | None = None,
         kernel: str = "elu",
         qkv_bias: bool = True,
+        num_prefix_tokens: int = 1,
     ) -> None:
-        super().__init__(dim, num_heads, head_dim=head_dim, streams=3, bias=qkv_bias)
+        super().__init__(
+            dim, num_heads, head_dim=head_dim, streams=3, bias=qkv_bias, num_prefix_tokens=num_prefix_tokens
+        )
         self.kernel = check_choice("kernel", kernel, _KERNELS)
 
     def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
@@ -44,6 +49,8 @@ class LinearAttention(Attention):
         q, k = phi(q), phi(k) * k.shape[-2] ** -0.5
         if mask is not None:
             k = k.masked_fill(~mask[:, None, :, None], 0)
-        numerator: Tensor = q @ (k.mT @ v)  # (B, H, N, p)
-        denominator: Tensor = q @ k.sum(-2).unsqueeze(-1)  # (B, H, N, 1)
-        return numerator / denominator.clamp_min(torch.finfo(v.dtype).eps)
+        wide = accumulation_dtype(v.dtype)
+        numerator = (q @ (k.mT @ v)).to(wide)  # (B, H, N, p)
+        denominator = (q @ k.sum(-2).unsqueeze(-1)).to(wide)  # (B, H, N, 1)
+        seen = denominator >= torch.finfo(v.dtype).tiny
+        return torch.where(seen, numerator / denominator.where(seen, 1), 0).to(v.dtype)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cbsa._checks import check_choice, check_positive_float
+from cbsa._checks import check_choice, check_positive_number
 from cbsa.layers.attention import Attention, softmax_key_mask
 from cbsa.ops.precision import solve_dtype
 from cbsa.ops.resolvent import resolvent
@@ -24,6 +24,7 @@ class MSSA(Attention):
         head_dim: dimension p of each, by default ``dim / num_heads``.
         contraction: ``"softmax"`` or ``"exact"``.
         tied: project back with the bases themselves, times one learnable step (as DEPICT's decoder does).
+        num_prefix_tokens: tokens before the patches, which ``grid`` does not lay out.
         eps: quantisation precision ε, for ``contraction="exact"``.
     """
 
@@ -35,12 +36,14 @@ class MSSA(Attention):
         head_dim: int | None = None,
         contraction: str = "softmax",
         tied: bool = False,
+        num_prefix_tokens: int = 1,
         eps: float = 0.1,
     ) -> None:
-        super().__init__(dim, num_heads, head_dim=head_dim, tied=tied)
+        super().__init__(dim, num_heads, head_dim=head_dim, tied=tied, num_prefix_tokens=num_prefix_tokens)
         self.contraction = check_choice("contraction", contraction, ("softmax", "exact"))
-        self.eps = check_positive_float("eps", eps)
-        self.step_out = nn.Parameter(torch.randn(1)) if tied else None
+        self.eps = check_positive_number("eps", eps)
+        self.step_out = nn.Parameter(torch.empty(1)) if tied else None
+        self.reset_parameters()
 
     def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
         """Attend from every token to every token within each head."""

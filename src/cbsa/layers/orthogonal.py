@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from cbsa._checks import check_positive_float
-from cbsa.layers.attention import Attention, random_steps
+from cbsa._checks import check_positive_number
+from cbsa.layers.attention import Attention
 from cbsa.ops import channel_cbsa, linear_cbsa
 
 
@@ -21,17 +22,26 @@ class LinearCBSA(Attention):
         num_heads: number of heads K, the subspaces.
         head_dim: dimension p of each, by default ``dim / num_heads``.
         tied: project back with the bases themselves.
+        num_prefix_tokens: tokens before the patches, which ``grid`` does not lay out.
         eps: quantisation precision ε.
     """
 
     operator = staticmethod(linear_cbsa)
 
     def __init__(
-        self, dim: int, num_heads: int, *, head_dim: int | None = None, tied: bool = False, eps: float = 0.1
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        tied: bool = False,
+        num_prefix_tokens: int = 1,
+        eps: float = 0.1,
     ) -> None:
-        super().__init__(dim, num_heads, head_dim=head_dim, tied=tied)
-        self.eps = check_positive_float("eps", eps)
-        self.step_out = random_steps(num_heads)  # κ
+        super().__init__(dim, num_heads, head_dim=head_dim, tied=tied, num_prefix_tokens=num_prefix_tokens)
+        self.eps = check_positive_number("eps", eps)
+        self.step_out = nn.Parameter(torch.empty(num_heads))  # κ
+        self.reset_parameters()
 
     def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
         """Scale the principal directions (or channels) of each head."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cbsa.layers.attention import Attention
+from cbsa.ops.precision import accumulation_dtype, no_autocast
 
 
 class TSSA(Attention):
@@ -21,19 +22,29 @@ class TSSA(Attention):
         dim: width of the tokens.
         num_heads: number of heads K, the subspaces.
         head_dim: dimension p of each, by default ``dim / num_heads``.
+        num_prefix_tokens: tokens before the patches, which ``grid`` does not lay out.
     """
 
-    def __init__(self, dim: int, num_heads: int, *, head_dim: int | None = None) -> None:
-        super().__init__(dim, num_heads, head_dim=head_dim)
-        self.temp = nn.Parameter(torch.ones(num_heads, 1))
+    def __init__(
+        self, dim: int, num_heads: int, *, head_dim: int | None = None, num_prefix_tokens: int = 1
+    ) -> None:
+        super().__init__(dim, num_heads, head_dim=head_dim, num_prefix_tokens=num_prefix_tokens)
+        self.temp = nn.Parameter(torch.empty(num_heads, 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the temperatures to 1."""
+        nn.init.ones_(self.temp)
 
     def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
         """Scale channels within each head."""
         (w,) = streams
+        dtype, w = w.dtype, w.to(accumulation_dtype(w.dtype))
         energy = F.normalize(w, dim=-2).square().sum(-1)  # (B, H, N)
-        membership = (energy * self.temp).softmax(1).to(w.dtype)  # Π, (B, H, N)
+        membership = (energy * self.temp).softmax(1)  # Π, (B, H, N)
         if mask is not None:
             membership = membership.masked_fill(~mask[:, None, :], 0)
         share = membership / (membership.sum(-1, keepdim=True) + 1e-8)  # Π̂
-        moments = share.unsqueeze(-2) @ w.square()  # (B, H, 1, p)
-        return -(w * membership.unsqueeze(-1)) / (1 + moments)
+        with no_autocast(w.device):
+            moments = share.unsqueeze(-2) @ w.square()  # (B, H, 1, p)
+        return (-(w * membership.unsqueeze(-1)) / (1 + moments)).to(dtype)

@@ -5,6 +5,7 @@ README.md in this folder holds the mathematics.
 
 from cbsa.ops.api import contract_broadcast
 from cbsa.ops.pooling import pool_tokens
+from cbsa.ops.resampling import resample_tokens
 from cbsa.ops.variants import channel_cbsa, linear_cbsa
 
-__all__ = ["channel_cbsa", "contract_broadcast", "linear_cbsa", "pool_tokens"]
+__all__ = ["channel_cbsa", "contract_broadcast", "linear_cbsa", "pool_tokens", "resample_tokens"]

@@ -1,12 +1,18 @@
 """The public operator: what it means, the checks of its input, and the choice of an implementation."""
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from cbsa._checks import check_choice, check_floating, check_mask, check_positive_float
+from cbsa._checks import (
+    check_choice,
+    check_floating,
+    check_mask,
+    check_number,
+    check_positive_number,
+)
 from cbsa.ops import reference, sdpa
 from cbsa.ops.precision import autocast_dtype
 
@@ -19,9 +25,10 @@ _IMPLEMENTATIONS: dict[str, _Implementation] = {
 }
 IMPLEMENTATIONS = ("auto", *_IMPLEMENTATIONS)
 
-# Bytes of A (B×H×m×N) up to which plain PyTorch is the faster one: on a GPU, on the CPU in 16 bits, on the
-# CPU in 32 and 64 bits. benchmarks/contract_broadcast.py measures it.
-_REFERENCE_BYTES_CUDA, _REFERENCE_BYTES_CPU_HALF, _REFERENCE_BYTES_CPU = 1 << 30, 256 << 20, 64 << 20
+# Bytes of A (B×H×m×N) up to which impl="auto" takes plain PyTorch: in 32 and 64 bits on the CPU, where the fused
+# form becomes the faster one; elsewhere plain PyTorch was faster at all sizes measured (48 MiB at most, by
+# benchmarks/contract_broadcast.py), and the limit is there for memory.
+_REFERENCE_BYTES_CPU, _REFERENCE_BYTES_CPU_HALF, _REFERENCE_BYTES_GPU = 16 << 20, 256 << 20, 1 << 30
 
 
 def contract_broadcast(
@@ -55,8 +62,10 @@ def contract_broadcast(
         contraction: ``"softmax"``, ``"exact"`` for C = (I + d/(m ε²)·RRᵀ)⁻¹R (eq. CBSA-ori), or ``"none"``
             for C = R (Agent attention).
         eps: quantisation precision ε of the coding rate, for ``contraction="exact"``.
-        impl: ``"reference"`` (plain PyTorch; differentiable twice, ``torch.func`` transforms), ``"sdpa"``
-            (PyTorch's fused attention kernels; nothing N×m in memory), or ``"auto"``. The result is the same.
+        impl: ``"reference"`` (plain PyTorch; differentiable twice and forward, ``torch.func`` transforms),
+            ``"sdpa"`` (PyTorch's fused attention kernels; nothing N×m in memory), or ``"auto"``, which goes
+            by size. The function is the same; rounding differs, in float32 visibly so where scores reach
+            hundreds (README.md).
 
     Returns:
         (B, H, N, d) in the dtype of ``w`` (under autocast, in autocast's dtype).
@@ -68,33 +77,43 @@ def contract_broadcast(
         )
     check_choice("impl", impl, IMPLEMENTATIONS)
     _check_tensors(w, reps, step_rep, step_out)
-    check_mask(mask, w.shape[0], w.shape[2])
-    eps = check_positive_float("eps", eps)
-    if scale is None:
-        scale = w.shape[-1] ** -0.5
-    elif not math.isfinite(scale):
-        raise ValueError(f"scale must be finite, got {scale}")
+    check_mask(mask, w.shape[0], w.shape[2], w.device)
+    eps = check_positive_number("eps", eps)
+    scale = w.shape[-1] ** -0.5 if scale is None else check_number("scale", scale)
 
-    if (dtype := autocast_dtype(w.device)) is not None:
+    if w.dtype != torch.float64 and (dtype := autocast_dtype(w.device)) is not None:
         w, reps = w.to(dtype), reps.to(dtype)
     elif w.dtype != reps.dtype:
         raise TypeError(f"w and reps must have one dtype, got {w.dtype} and {reps.dtype}")
-    implementation = _IMPLEMENTATIONS[_choose(w, reps) if impl == "auto" else impl]
-    return implementation(w, reps, step_rep, step_out, mask, scale, contraction, eps)
+    plain_only = _needs_plain_pytorch(w, reps, step_rep, step_out)
+    if impl == "sdpa" and plain_only:
+        raise ValueError(
+            "impl='sdpa' supports neither forward-mode differentiation nor torch.func transforms; "
+            "use impl='reference' for them"
+        )
+    if impl == "auto":
+        impl = "reference" if plain_only else _choose(w, reps)
+    return _IMPLEMENTATIONS[impl](w, reps, step_rep, step_out, mask, scale, contraction, eps)
+
+
+def _needs_plain_pytorch(*inputs: Tensor) -> bool:
+    """Tell whether a transform of ``torch.func`` or forward-mode differentiation is at work."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
+        for x in inputs
+    )
 
 
 def _choose(w: Tensor, reps: Tensor) -> str:
-    """Pick the implementation for ``impl="auto"``.
-
-    Transforms of ``torch.func`` and exported graphs need plain PyTorch, which also is the faster one until
-    the N×m matrices weigh too much (README.md has the measurements).
-    """
-    if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting():
-        return "reference"
+    """Pick the implementation for ``impl="auto"`` by the size of A (README.md has the measurements)."""
     batch, heads, n, _ = w.shape
     size = batch * heads * n * reps.shape[-2] * w.element_size()
     if w.device.type != "cpu":
-        limit = _REFERENCE_BYTES_CUDA
+        limit = _REFERENCE_BYTES_GPU
     else:
         limit = _REFERENCE_BYTES_CPU_HALF if w.element_size() < 4 else _REFERENCE_BYTES_CPU
     return "reference" if size <= limit else "sdpa"

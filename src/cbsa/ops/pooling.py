@@ -1,13 +1,15 @@
 """Average pooling of tokens on a grid of any rank: the initial guess of the representatives."""
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from cbsa._checks import check_floating, check_grid, check_mask, check_sizes
-from cbsa.ops.precision import accumulation_dtype, no_autocast
+from cbsa.ops.precision import accumulation_dtype, no_autocast, solve_dtype
+
+# Up to so many windows along an axis a matrix is cheap, and weighs little beside the tokens.
+_MATRIX_WINDOWS = 32
 
 
 def pool_tokens(
@@ -22,8 +24,9 @@ def pool_tokens(
     ``torch.nn.AdaptiveAvgPool*d``, for any ``n`` and ``o`` (windows overlap when ``o`` does not divide
     ``n`` and repeat tokens when ``o > n``).
 
-    It is computed as one small matrix product per axis. Unlike PyTorch's own pooling this exports to ONNX
-    with a dynamic grid, and its backward is deterministic on every device.
+    Along an axis of few windows it is computed as a product with a small 0/1 matrix, along one of many by
+    prefix sums: nothing of size N×m. Unlike PyTorch's own pooling this exports to ONNX with a dynamic grid,
+    and its backward is deterministic on every device.
 
     Args:
         x: tokens (B, N, C), N = prod(grid), the last axis of the grid running fastest.
@@ -37,62 +40,85 @@ def pool_tokens(
         (B, prod(size), C), in the dtype of ``x``.
     """
     check_floating("x", x)
-    if x.dim() != 3:
-        raise ValueError(f"x must have shape (B, N, C), got {tuple(x.shape)}")
+    if x.dim() != 3 or x.shape[2] < 1:
+        raise ValueError(f"x must have shape (B, N, C) with C >= 1, got {tuple(x.shape)}")
     sizes, bins = check_sizes("grid", grid), check_sizes("size", size)
     if len(sizes) != len(bins):
         raise ValueError(f"grid={sizes} and size={bins} must have the same rank")
     batch, num_tokens, _ = x.shape
     check_grid(sizes, num_tokens)
-    check_mask(mask, batch, num_tokens)
+    check_mask(mask, batch, num_tokens, x.device)
 
-    accumulate = accumulation_dtype(x.dtype)
     with no_autocast(x.device):
         if mask is None:
-            windows = [_windows(n, o, x.device) for n, o in zip(sizes, bins, strict=True)]  # (o, n)
-            counts = windows[0].sum(-1)
-            for axis in windows[1:]:
-                counts = (counts.unsqueeze(-1) * axis.sum(-1)).flatten()
-            counts = counts.unsqueeze(-1)  # (m, 1)
+            alive = [torch.ones(1, n, dtype=torch.bool, device=x.device) for n in sizes]
+            sums, counts = _window_sums(x, alive, bins), _window_sizes(sizes, bins, x.device)
         else:
-            real = mask.reshape(batch, *sizes)  # (B, *grid)
-            x = x.masked_fill(~mask.unsqueeze(-1), 0)
-            windows = [_masked_windows(real, axis, o) for axis, o in enumerate(bins)]  # (B, 1, o, n)
-            counts = _window_sums(mask.to(accumulate).unsqueeze(-1), sizes, windows)  # (B, m, 1)
-            counts = counts.clamp_min(1)
-        sums = _window_sums(x, sizes, windows)  # (B, m, C)
+            alive = _alive_slices(mask.reshape(batch, *sizes))
+            sums = _window_sums(x.masked_fill(~mask.unsqueeze(-1), 0), alive, bins)
+            counts = _window_sums(mask.to(torch.float32).unsqueeze(-1), alive, bins).clamp_min(1)
         return (sums / counts).to(x.dtype)
 
 
-def _windows(n: int, bins: int, device: torch.device) -> Tensor:
-    """Membership (bins, n) of ``n`` cells in the windows: ⌊i·n/o⌋ ≤ r < ⌈(i+1)·n/o⌉, without a division."""
-    r = torch.arange(n, device=device)
-    i = torch.arange(bins, device=device).unsqueeze(-1)
-    return ((r + 1) * bins > i * n) & (r * bins < (i + 1) * n)
+def _window_sizes(grid: Sequence[int], bins: Sequence[int], device: torch.device) -> Tensor:
+    """How many tokens each window holds, (m, 1)."""
+    sizes = torch.ones(1, dtype=torch.int64, device=device)
+    for n, windows in zip(grid, bins, strict=True):
+        i = torch.arange(windows, device=device)
+        lengths = ((i + 1) * n + windows - 1) // windows - i * n // windows
+        sizes = (sizes.unsqueeze(-1) * lengths).flatten()
+    return sizes.unsqueeze(-1)
 
 
-def _masked_windows(real: Tensor, axis: int, bins: int) -> Tensor:
-    """Membership (B, 1, bins, n) along one axis of ``real`` (B, *grid); slices of padding do not count."""
-    others = [a + 1 for a in range(real.dim() - 1) if a != axis]
-    alive = real.any(dim=others) if others else real  # (B, n)
-    r = (alive.cumsum(-1) - 1).unsqueeze(-2)  # (B, 1, n): rank among the slices that count
-    n = alive.sum(-1)[:, None, None]  # (B, 1, 1)
-    i = torch.arange(bins, device=real.device).unsqueeze(-1)
-    member = ((r + 1) * bins > i * n) & (r * bins < (i + 1) * n) & alive.unsqueeze(-2)
-    return member.unsqueeze(1)
+def _alive_slices(real: Tensor) -> list[Tensor]:
+    """For each axis of ``real`` (B, *grid), which of its slices hold a real token, (B, n)."""
+    axes = range(1, real.dim())
+    return [real.movedim(axis, 1).flatten(2).any(-1) if real.dim() > 2 else real for axis in axes]
 
 
-def _window_sums(x: Tensor, grid: tuple[int, ...], windows: Sequence[Tensor]) -> Tensor:
-    """Sum x (B, N, C) over the windows, one axis at a time, the fastest-running axis first.
-
-    The 0/1 memberships are exact in every dtype. The first product stays in the dtype of ``x`` (it is the
-    only one that reads all tokens), the rest accumulates in float32 or wider.
-    """
-    batch, _, channels = x.shape
-    accumulate = accumulation_dtype(x.dtype)
-    trailing = channels
-    for axis in reversed(range(len(grid))):
-        rows = x.reshape(batch, math.prod(grid[:axis]), grid[axis], trailing)
-        x = (windows[axis].to(rows.dtype) @ rows).to(accumulate)  # (B, slices, o, trailing)
-        trailing *= x.shape[-2]
+def _window_sums(x: Tensor, alive: Sequence[Tensor], bins: Sequence[int]) -> Tensor:
+    """Sum x (B, N, C) over the windows, one axis at a time, the fastest-running axis first."""
+    batch, num_tokens, channels = x.shape
+    leading, trailing = num_tokens, channels
+    for slices, windows in zip(reversed(alive), reversed(bins), strict=True):
+        n = slices.shape[-1]
+        leading = leading // n
+        rows = x.reshape(batch, leading, n, trailing)
+        sums = _sums_by_product if windows <= _MATRIX_WINDOWS else _sums_by_prefix
+        x = sums(rows, slices, windows)  # (B, leading, windows, trailing)
+        trailing = trailing * windows
     return x.reshape(batch, trailing // channels, channels)
+
+
+def _sums_by_product(rows: Tensor, alive: Tensor, windows: int) -> Tensor:
+    """Window sums of rows (B, L, n, T) by a 0/1 matrix, which is exact in every dtype.
+
+    The product stays in the dtype of the rows, accumulating in float32, except in float16, where sums of many
+    tokens leave the range; what comes out is float32 or wider.
+    """
+    rank, count = (alive.cumsum(-1) - 1).unsqueeze(-2), alive.sum(-1)[:, None, None]  # (B, 1, n), (B, 1, 1)
+    i = torch.arange(windows, device=rows.device).unsqueeze(-1)
+    # ⌊i·count/windows⌋ ≤ rank < ⌈(i+1)·count/windows⌉, without a division
+    inside = ((rank + 1) * windows > i * count) & (rank * windows < (i + 1) * count)
+    member = (inside & alive.unsqueeze(-2)).unsqueeze(1)  # (B or 1, 1, windows, n)
+    rows = rows.float() if rows.dtype == torch.float16 else rows
+    return (member.to(rows.dtype) @ rows).to(accumulation_dtype(rows.dtype))
+
+
+def _sums_by_prefix(rows: Tensor, alive: Tensor, windows: int) -> Tensor:
+    """Window sums of rows (B, L, n, T) as differences of prefix sums, in float64 where the device has it."""
+    wide = solve_dtype(rows.device)
+    prefix = torch.cat([torch.zeros_like(rows[:, :, :1], dtype=wide), rows.cumsum(2, dtype=wide)], dim=2)
+    ranks, count = alive.cumsum(-1), alive.sum(-1, keepdim=True)  # (B, n), (B, 1)
+    i = torch.arange(windows, device=rows.device)
+    first = i * count // windows  # (B, windows)
+    last = ((i + 1) * count + windows - 1) // windows
+    # Position of the slice of each rank: dead slices add nothing, wherever they are counted.
+    start, stop = (torch.searchsorted(ranks, edge, right=True) for edge in (first, last))
+    batch, leading, _, trailing = rows.shape
+
+    def at(edge: Tensor) -> Tensor:
+        index = edge[:, None, :, None].expand(batch, leading, windows, trailing)
+        return prefix.gather(2, index)
+
+    return (at(stop) - at(start)).to(accumulation_dtype(rows.dtype))

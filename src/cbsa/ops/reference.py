@@ -23,9 +23,9 @@ def contract_broadcast(
     if mask is not None:
         w = w.masked_fill(~mask[:, None, :, None], 0)
     a = extraction_weights(w, reps, scale, mask)  # (B, H, m, N)
-    r = reps + per_head(step_rep, w) * (a @ w)  # (B, H, m, d)
+    r = reps + per_head(step_rep, w.dtype) * (a @ w)  # (B, H, m, d)
     c = contract(r, contraction, scale, eps)  # (B, H, m, d)
-    return per_head(step_out, w) * (a.mT @ c)  # (B, H, N, d)
+    return per_head(step_out, w.dtype) * (a.mT @ c)  # (B, H, N, d)
 
 
 def extraction_weights(w: Tensor, reps: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
@@ -49,11 +49,16 @@ def contract(r: Tensor, contraction: str, scale: float, eps: float) -> Tensor:
     if contraction == "softmax":
         return ((r * scale) @ r.mT).softmax(-1) @ r
     if contraction == "exact":
-        m, d = r.shape[-2:]
-        return resolvent(r, d / (m * eps**2))
+        return resolvent(r, exact_factor(r, eps))
     return r
 
 
-def per_head(step: Tensor, like: Tensor) -> Tensor:
-    """Step sizes (H,) as (H, 1, 1) in the dtype of ``like``."""
-    return step.to(like.dtype).view(-1, 1, 1)
+def exact_factor(r: Tensor, eps: float) -> float:
+    """c = d/(m ε²) of the coding rate of representatives R (..., m, d)."""
+    m, d = r.shape[-2:]
+    return d / (m * eps**2)
+
+
+def per_head(step: Tensor, dtype: torch.dtype) -> Tensor:
+    """Step sizes (H,) as (H, 1, 1) in ``dtype``."""
+    return step.to(dtype).view(-1, 1, 1)

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops.attention import attention, attention_backward
 from cbsa.ops.precision import accumulation_dtype
+from cbsa.ops.reference import exact_factor, per_head
 from cbsa.ops.resolvent import resolvent, resolvent_backward
 
 
@@ -54,7 +55,7 @@ def _forward(
     shift = lse.to(w.dtype)
     values = (c * (shift - lse).exp().unsqueeze(-1)).to(w.dtype)
     mixed, total = attention(w, reps, values, scale, -shift.unsqueeze(-2))
-    gain = total.to(wide).exp().unsqueeze(-1) * _per_head(step_out, wide)  # (B, H, N, 1)
+    gain = total.to(wide).exp().unsqueeze(-1) * per_head(step_out, wide)  # (B, H, N, 1)
     if mask is not None:
         gain = gain.masked_fill(~mask[:, None, :, None], 0)
     out = torch.mul(mixed, gain, out=_token_major(w))
@@ -98,13 +99,13 @@ def _backward(
     c, lse_c = _contract(r, contraction, scale, eps)
 
     u, _ = attention(reps, w, grad, scale, bias)  # U = A G, (B, H, m, d)
-    grad_c = _per_head(step_out, wide) * u
+    grad_c = per_head(step_out, wide) * u
     grad_r = _contract_backward(grad_c, r, c, lse_c, contraction, scale, eps)
-    grad_delta = (_per_head(step_rep, wide) * grad_r).to(w.dtype)
+    grad_delta = (per_head(step_rep, wide) * grad_r).to(w.dtype)
 
     # dS = A∘(κ C Gᵀ + dD wᵀ − δ) splits into the score gradients of two attentions over the same A: one
     # with values G and output gradient κC, the other with values w and output gradient dD.
-    kappa_c = (_per_head(step_out, wide) * c).to(w.dtype)
+    kappa_c = (per_head(step_out, wide) * c).to(w.dtype)
     dq_g, dk_g, _ = attention_backward(kappa_c, reps, w, grad, u, lse, scale, bias)
     dq_w, dk_w, dv_w = attention_backward(grad_delta, reps, w, w, delta, lse, scale, bias)
 
@@ -153,6 +154,15 @@ def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None,
 _forward.register_autograd(_autograd_backward, setup_context=_setup_context)
 
 
+def _no_second_derivative(ctx: Any, *_: Any) -> None:
+    raise NotImplementedError(
+        'contract_broadcast with impl="sdpa" has no second derivative; use impl="reference" for one'
+    )
+
+
+_backward.register_autograd(_no_second_derivative)
+
+
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_sdpa)
 def _flops(
     w_shape: tuple[int, ...],
@@ -168,27 +178,49 @@ def _flops(
     """Count what the fused kernels do: scores are computed twice, 4·N·m·d where the reference has 3·N·m·d."""
     batch, heads, n, d = w_shape
     m = reps_shape[-2]
-    macs = 4 * n * m * d + (2 * m * m * d if contraction == "softmax" else 0)
-    return 2 * batch * heads * macs
+    contract = {"softmax": 2 * m * m * d, "exact": m * d * min(m, d), "none": 0}[contraction]
+    return 2 * batch * heads * (4 * n * m * d + contract)
+
+
+@register_flop_formula(torch.ops.cbsa.contract_broadcast_sdpa_backward)
+def _backward_flops(
+    grad_shape: tuple[int, ...],
+    w_shape: tuple[int, ...],
+    reps_shape: tuple[int, ...],
+    step_rep_shape: tuple[int, ...],
+    step_out_shape: tuple[int, ...],
+    mask_shape: tuple[int, ...] | None,
+    delta_shape: tuple[int, ...],
+    lse_shape: tuple[int, ...],
+    scale: float,
+    contraction: str,
+    eps: float,
+    **_: Any,
+) -> int:
+    """Count one attention (2 products) and two of its backwards (5 each) over N·m, and the contraction's."""
+    batch, heads, n, d = w_shape
+    m = reps_shape[-2]
+    contract = {"softmax": 7 * m * m * d, "exact": 5 * m * d * min(m, d), "none": 0}[contraction]
+    return 2 * batch * heads * (12 * n * m * d + contract)
 
 
 def _hide_padding(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Zero the padding tokens of x (B, H, N, d), and return the bias (B, 1, 1, N) that shuts them out.
 
-    The bias is finite: exp of it is exactly 0 beside any real token, and a row that is all padding stays
-    finite (it averages zeros).
+    The bias is finite, as whole blocks of a kernel may see padding alone, and so low that its exponential
+    is 0 beside any real token. An element that is all padding gets none: it averages zeros.
     """
     if mask is None:
         return x, None
     bias = torch.zeros(mask.shape, dtype=x.dtype, device=x.device)
-    bias.masked_fill_(~mask, torch.finfo(x.dtype).min / 2)
+    bias.masked_fill_(~mask & mask.any(-1, keepdim=True), max(torch.finfo(x.dtype).min, -1e30))
     return x.masked_fill(~mask[:, None, :, None], 0), bias[:, None, None, :]
 
 
 def _extracted(reps: Tensor, delta: Tensor, step_rep: Tensor) -> Tensor:
     """R = Q + η·D in float32 or wider: the contraction costs little, and runs in that precision."""
     wide = accumulation_dtype(reps.dtype)
-    return torch.addcmul(reps.to(wide), _per_head(step_rep, wide), delta.to(wide))
+    return torch.addcmul(reps.to(wide), per_head(step_rep, wide), delta.to(wide))
 
 
 def _contract(r: Tensor, contraction: str, scale: float, eps: float) -> tuple[Tensor, Tensor | None]:
@@ -196,7 +228,7 @@ def _contract(r: Tensor, contraction: str, scale: float, eps: float) -> tuple[Te
     if contraction == "softmax":
         return attention(r, r, r, scale)
     if contraction == "exact":
-        return resolvent(r, _exact_factor(r, eps)), None
+        return resolvent(r, exact_factor(r, eps)), None
     return r, None
 
 
@@ -207,17 +239,8 @@ def _contract_backward(
         dq, dk, dv = attention_backward(grad, r, r, r, c, lse, scale)
         return dq + dk + dv
     if contraction == "exact":
-        return resolvent_backward(grad, r, _exact_factor(r, eps))
+        return resolvent_backward(grad, r, exact_factor(r, eps))
     return grad
-
-
-def _exact_factor(r: Tensor, eps: float) -> float:
-    m, d = r.shape[-2:]
-    return d / (m * eps**2)
-
-
-def _per_head(step: Tensor, dtype: torch.dtype) -> Tensor:
-    return step.to(dtype).view(-1, 1, 1)
 
 
 def _token_major(w: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from cbsa._checks import check_floating, check_positive_number
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.ops.resolvent import resolvent
 
@@ -19,7 +20,7 @@ def linear_cbsa(w: Tensor, eps: float = 0.1) -> Tensor:
     Returns:
         (..., N, d).
     """
-    return resolvent(w, 1 / eps**2)
+    return resolvent(_check_tokens(w), 1 / check_positive_number("eps", eps) ** 2)
 
 
 def channel_cbsa(w: Tensor, eps: float = 0.1) -> Tensor:
@@ -35,6 +36,14 @@ def channel_cbsa(w: Tensor, eps: float = 0.1) -> Tensor:
     Returns:
         (..., N, d).
     """
-    z = w.to(accumulation_dtype(w.dtype))
+    z = _check_tokens(w).to(accumulation_dtype(w.dtype))
+    square = check_positive_number("eps", eps) ** 2
     moments = z.square().sum(-2, keepdim=True)  # (..., 1, d)
-    return (z * (eps**2 / (eps**2 + moments))).to(w.dtype)
+    return (z * (square / (square + moments))).to(w.dtype)
+
+
+def _check_tokens(w: Tensor) -> Tensor:
+    check_floating("w", w)
+    if w.dim() < 2 or w.shape[-2] < 1 or w.shape[-1] < 1:
+        raise ValueError(f"w must have shape (..., N, d) with N, d >= 1, got {tuple(w.shape)}")
+    return w

@@ -1,0 +1,40 @@
+"""The models. Importing this registers them with timm; then ``timm.create_model(name)`` works."""
+
+from typing import Any
+
+import timm
+
+from cbsa._checks import check_choice
+from cbsa.models.checkpoints import (
+    CheckpointError,
+    load_reference_checkpoint,
+    read_checkpoint,
+    save_model,
+)
+from cbsa.models.registry import MODELS
+from cbsa.models.transformer import Block, Transformer
+
+__all__ = [
+    "MODELS",
+    "Block",
+    "CheckpointError",
+    "Transformer",
+    "create_model",
+    "load_reference_checkpoint",
+    "read_checkpoint",
+    "save_model",
+]
+
+
+def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> Transformer:
+    """Create a registered model: ``timm.create_model`` for the models of this package.
+
+    Args:
+        name: a name of ``MODELS``, or ``local-dir:…`` / ``hf-hub:…`` as in timm.
+        pretrained: load its weights.
+        kwargs: arguments of :class:`Transformer`, and timm's (``features_only=True``, …).
+    """
+    if isinstance(name, str) and ":" not in name:
+        check_choice("name", name.split(".")[0], MODELS)
+    model: Any = timm.create_model(name, pretrained=pretrained, **kwargs)
+    return model  # type: ignore[no-any-return]  # timm knows modules only

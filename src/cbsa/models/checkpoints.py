@@ -1,0 +1,210 @@
+"""Weights in and out: safetensors of ours, and the checkpoints of the authors, of CRATE and of ToST.
+
+Files are untrusted: pickles are read with ``weights_only=True`` alone, so no code in them runs.
+"""
+
+import json
+import pickle
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cbsa.layers import CBSA
+from cbsa.models.transformer import Transformer
+from cbsa.ops import resample_tokens
+
+MAX_BYTES = 8 << 30  # no checkpoint of these models comes near
+
+# From the authors' names (and CRATE's, ToST's) to ours, in order.
+_RENAMES = [
+    (r"^module\.", ""),
+    (r"^_orig_mod\.", ""),
+    (r"^pos_embedding$", "pos_embed"),
+    (r"^to_patch_embedding\.proj\.", "patch_embed.proj."),
+    (r"^to_patch_embedding\.1\.", "patch_embed.norm_pixels."),
+    (r"^to_patch_embedding\.2\.", "patch_embed.proj."),
+    (r"^to_patch_embedding\.3\.", "patch_embed.norm."),
+    (r"^transformer\.layers\.(\d+)\.0\.norm\.", r"blocks.\1.norm1."),
+    (r"^transformer\.layers\.(\d+)\.0\.fn\.", r"blocks.\1.attn."),
+    (r"^transformer\.layers\.(\d+)\.1\.norm\.", r"blocks.\1.norm2."),
+    (r"^transformer\.layers\.(\d+)\.1\.fn\.", r"blocks.\1.ff."),
+    (r"^mlp_head\.0\.", "norm."),
+    (r"^mlp_head\.1\.", "head."),
+    (r"\.attn\.qkv\.", ".attn.proj."),
+    (r"\.attn\.to_out\.0\.", ".attn.to_out."),
+    (r"\.attn\.(step_x|ss_x)$", ".attn.step_out"),
+    (r"\.attn\.ss_rep$", ".attn.step_rep"),
+]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint file that cannot be read or does not fit."""
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
+    """Read the tensors of a ``.safetensors`` file or of a PyTorch checkpoint (``weights_only``).
+
+    A checkpoint is a state dict, or a dict with one under ``state_dict``, ``model`` or ``state_dict_ema``.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    if path.stat().st_size > MAX_BYTES:
+        raise CheckpointError(f"{path} has {path.stat().st_size} bytes, more than the limit of {MAX_BYTES}")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} holds more than tensors, or is not a checkpoint; it was not loaded, since that could "
+            f"run code. ({str(error).splitlines()[0]})"
+        ) from error
+    except (SafetensorError, RuntimeError, EOFError, OSError, zipfile.BadZipFile, ValueError) as error:
+        raise CheckpointError(f"{path} is truncated or not a checkpoint ({error})") from error
+    for key in ("state_dict", "model", "state_dict_ema"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
+    if not tensors:
+        raise CheckpointError(f"{path} holds no tensors by name")
+    return tensors
+
+
+def rename_reference_keys(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give the tensors of an authors', CRATE's or ToST-twin's checkpoint our names and shapes."""
+    renamed = {}
+    for key, value in state_dict.items():
+        for pattern, name in _RENAMES:
+            key = re.sub(pattern, name, key)
+        if key.endswith((".step_out", ".step_rep")):
+            value = value.flatten()  # (H, 1, 1) there
+        renamed[key] = value
+    return renamed
+
+
+def fit_positions(state_dict: dict[str, Tensor], model: Transformer) -> dict[str, Tensor]:
+    """Resample the position embedding of a state dict, made for a square image, to the model's grid."""
+    positions = state_dict.get("pos_embed")
+    if positions is None or positions.shape == model.pos_embed.shape or positions.dim() != 3:
+        return state_dict
+    side = round((positions.shape[1] - 1) ** 0.5)
+    if side * side != positions.shape[1] - 1 or positions.shape[2] != model.embed_dim:
+        return state_dict  # for load_state_dict to report
+    patches = resample_tokens(positions[:, 1:], (side, side), model.grid)
+    return state_dict | {"pos_embed": torch.cat([positions[:, :1], patches], 1)}
+
+
+def load_weights(model: Transformer, state_dict: dict[str, Tensor], source: str) -> None:
+    """Load a state dict in our names; if it does not fit, say which tensors disagree."""
+    state_dict = fit_positions(state_dict, model)
+    own = model.state_dict()
+    missing = [k for k in own if k not in state_dict]
+    unknown = [k for k in state_dict if k not in own]
+    shapes = [
+        f"{k} is {tuple(state_dict[k].shape)} there and {tuple(v.shape)} here"
+        for k, v in own.items()
+        if k in state_dict and state_dict[k].shape != v.shape
+    ]
+    problems = [
+        f"{len(names)} {what}: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
+        for what, names in (("missing", missing), ("unknown", unknown), ("of another shape", shapes))
+        if names
+    ]
+    if problems:
+        raise CheckpointError(f"{source} does not fit this model. {'; '.join(problems)}")
+    model.load_state_dict(state_dict)
+
+
+def load_reference_checkpoint(model: Transformer, path: str | Path) -> Transformer:
+    """Load a checkpoint of the authors' code, of CRATE, or of the ToST twins into a model of ours.
+
+    The authors' CBT learned with a shifted pooling, so CBSA layers are switched to ``legacy_pool=True``,
+    which is recorded in the model's configuration. The classifier takes the number of classes of the file.
+
+    Args:
+        model: a model of the same architecture, e.g. ``cbsa.create_model("cbt_small_patch16_224")``.
+        path: ``.pth.tar`` or ``.pth`` file.
+
+    Returns:
+        The model.
+    """
+    state_dict = rename_reference_keys(read_checkpoint(path))
+    head = state_dict.get("head.weight")
+    if head is not None and head.dim() == 2 and head.shape[0] != model.num_classes:
+        model.reset_classifier(head.shape[0])
+        record(model, num_classes=head.shape[0])
+    load_weights(model, state_dict, str(path))
+    pooling = [m for m in model.modules() if isinstance(m, CBSA) and m.init == "pool"]
+    for layer in pooling:
+        layer.legacy_pool = True
+    if pooling:
+        record(model, legacy_pool=True)
+    return model
+
+
+def record(model: Transformer, **arguments: Any) -> None:
+    """Note constructor arguments that a model has come to have, in the configuration it is saved with."""
+    config = getattr(model, "_hub_mixin_config", None)
+    if isinstance(config, dict):
+        config.update(arguments)
+
+
+def save_model(model: Transformer, folder: str | Path, *, architecture: str, card: str | None = None) -> Path:
+    """Write a model as timm's ``local-dir:`` and ``hf-hub:`` expect it.
+
+    Args:
+        model: the model.
+        folder: ``model.safetensors``, ``config.json`` and ``README.md`` (a model card) are written into it.
+        architecture: its name in the registry.
+        card: text of the card; by default a skeleton to be filled in.
+
+    Returns:
+        The folder.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "architecture": architecture})
+    legacy = any(isinstance(m, CBSA) and m.legacy_pool for m in model.modules())
+    pretrained_cfg = dict(getattr(model, "pretrained_cfg", None) or {})
+    for key in ("url", "hf_hub_id", "file", "source", "architecture", "tag", "custom_load"):
+        pretrained_cfg.pop(key, None)
+    pretrained_cfg |= {"input_size": [3, *model.img_size], "num_classes": model.num_classes}
+    config = {
+        "architecture": architecture,
+        "num_classes": model.num_classes,
+        "num_features": model.num_features,
+        "global_pool": model.global_pool,
+        "model_args": {"img_size": list(model.img_size), "legacy_pool": legacy},
+        "pretrained_cfg": pretrained_cfg,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "README.md").write_text(card if card is not None else _card(model, architecture, legacy))
+    return folder
+
+
+def _card(model: Transformer, architecture: str, legacy: bool) -> str:
+    parameters = sum(p.numel() for p in model.parameters())
+    return f"""---
+library_name: timm
+tags: [image-classification, timm, cbsa]
+---
+# {architecture}
+
+{parameters:,} parameters, {model.num_classes} classes, {model.img_size[0]}×{model.img_size[1]} px.
+{"Pools as the authors' code does (`legacy_pool=True`)." if legacy else ""}
+
+```python
+import cbsa.models, timm
+model = timm.create_model("local-dir:PATH/OF/THIS/FOLDER", pretrained=True)
+```
+
+To be filled in: data, recipe and command, seed, accuracy, limits, licence of data and weights.
+"""

@@ -1,0 +1,123 @@
+"""What a model costs: multiply-accumulates and pairwise similarities, in closed form and counted."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from cbsa.layers import (
+    CBSA,
+    ISTA,
+    MHSA,
+    MSSA,
+    TSSA,
+    Attention,
+    ChannelCBSA,
+    ConvStem,
+    LinearAttention,
+    LinearCBSA,
+)
+from cbsa.models.transformer import Block, Transformer
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """How many tokens there are, and how their patches lie."""
+
+    count: int
+    grid: tuple[int, int]
+    pooling: bool  # whether the products of our pooling are counted
+
+
+def closed_form_macs(model: Transformer, img_size: int, *, paper_rule: bool = True) -> int:
+    """Multiply-accumulates for one square image of ``img_size`` pixels.
+
+    Args:
+        model: a model.
+        img_size: side of the image.
+        paper_rule: count as the paper does: N is the number of patches without CLS, and pooling is free.
+            Otherwise everything that our plain implementation multiplies is counted.
+    """
+    side = -(-img_size // model.patch_size)
+    patches = side * side
+    tokens = Tokens(
+        patches if paper_rule else patches + model.num_prefix_tokens, (side, side), not paper_rule
+    )
+    blocks = sum(_block(block, tokens) for block in model.blocks if isinstance(block, Block))
+    return _stem(model, img_size) + blocks + model.embed_dim * model.num_classes
+
+
+def counted_macs(model: Transformer, img_size: int) -> int:
+    """The same by PyTorch's flop counter, from a forward pass without data."""
+    with torch.device("meta"):
+        image = torch.empty(1, model.patch_embed.in_chans, img_size, img_size)
+    skeleton = model.to("meta") if model.pos_embed.device.type != "meta" else model
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        skeleton.eval()(image)
+    return int(counter.get_total_flops()) // 2
+
+
+def pairwise_similarities(model: Transformer, img_size: int) -> int:
+    """Similarities computed between tokens (or tokens and representatives) in all layers and heads.
+
+    MSSA and MHSA: N² per head; CBSA: mN + m(m+1)/2; Agent: mN; the channel mixers: N·p, as the paper counts
+    TSSA. N includes CLS.
+    """
+    side = -(-img_size // model.patch_size)
+    n = side * side + model.num_prefix_tokens
+    total = 0
+    for block in model.blocks:
+        layer = block.attn
+        assert isinstance(layer, Attention)
+        if isinstance(layer, CBSA):
+            m = layer.num_representatives
+            each = m * n + (m * (m + 1) // 2 if layer.contraction != "none" else 0)
+        elif isinstance(layer, (MSSA, MHSA)):
+            each = n * n
+        else:
+            each = n * layer.head_dim
+        total += layer.num_heads * each
+    return total
+
+
+def _stem(model: Transformer, img_size: int) -> int:
+    stem = model.patch_embed
+    if not isinstance(stem, ConvStem):
+        side = -(-img_size // model.patch_size)
+        return side * side * stem.proj.in_features * stem.proj.out_features
+    total, side = 0, img_size
+    for stage in list(stem.proj)[::2]:
+        conv = stage[0]  # type: ignore[index]
+        side = -(-side // 2)
+        total += side * side * 9 * conv.in_channels * conv.out_channels
+    return total
+
+
+def _block(block: Block, tokens: Tokens) -> int:
+    n, layer = tokens.count, block.attn
+    inner = layer.num_heads * layer.head_dim
+    projections = n * layer.dim * inner * (layer.streams + 1)
+    products = 2 if isinstance(block.ff, ISTA) else 8
+    return projections + _mixing(layer, inner, tokens) + products * n * layer.dim**2
+
+
+def _mixing(layer: Attention, inner: int, tokens: Tokens) -> int:
+    """Products between tokens, summed over heads."""
+    n, p = tokens.count, layer.head_dim
+    if isinstance(layer, CBSA):
+        m = layer.num_representatives
+        (h, w), (rows, columns) = tokens.grid, layer.representatives
+        pooling = h * w * columns * inner + h * rows * columns * inner if tokens.pooling else 0
+        return 3 * n * m * inner + (2 * m * m * inner if layer.contraction == "softmax" else 0) + pooling
+    if isinstance(layer, (MSSA, MHSA)):
+        return 2 * n * n * inner
+    if isinstance(layer, TSSA):
+        return n * inner
+    if isinstance(layer, LinearAttention):
+        return 2 * n * inner * p + n * inner
+    if isinstance(layer, ChannelCBSA):
+        return 0
+    if isinstance(layer, LinearCBSA):
+        return 2 * n * inner * p
+    raise TypeError(f"no closed form is known for {type(layer).__name__}")

@@ -1,0 +1,48 @@
+"""Export of models: graphs of ``torch.export`` and ONNX, with dynamic batch, height and width."""
+
+from pathlib import Path
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from cbsa.models.transformer import Transformer
+
+
+def export_program(model: Transformer, *, max_size: int = 4096) -> ExportedProgram:
+    """Trace a model for any batch and any image of up to ``max_size`` pixels a side, in patches.
+
+    Height and width must be multiples of the patch size in the exported graph. The model is traced in
+    evaluation mode.
+    """
+    model = model.eval()
+    patch = model.patch_size
+    example = torch.zeros(
+        2,
+        model.patch_embed.in_chans,
+        patch * max(3, model.grid[0]),
+        patch * max(2, model.grid[1] - 1),
+        dtype=model.pos_embed.dtype,
+        device=model.pos_embed.device,
+    )
+    rows, columns = Dim("rows", min=2, max=max_size // patch), Dim("columns", min=2, max=max_size // patch)
+    shapes = {"images": {0: Dim("batch", min=1, max=4096), 2: patch * rows, 3: patch * columns}}
+    with torch.no_grad():
+        return torch.export.export(model, (example,), dynamic_shapes=shapes)
+
+
+def export_onnx(model: Transformer, path: str | Path, *, max_size: int = 4096) -> Path:
+    """Write a model as ONNX with dynamic batch, height and width (needs the ``onnx`` extra)."""
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError("ONNX export needs the extra: pip install 'cbsa[onnx]'") from error
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    program = export_program(model, max_size=max_size)
+    onnx_program = torch.onnx.export(
+        program, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False
+    )
+    if onnx_program is None:
+        raise RuntimeError("PyTorch exported nothing")
+    onnx_program.save(path)
+    return path

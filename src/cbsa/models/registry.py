@@ -1,0 +1,112 @@
+"""The models by name, registered with timm."""
+
+from typing import Any
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+
+from cbsa.models.transformer import Transformer
+
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"embed_dim": 192, "depth": 12, "num_heads": 3},
+    "small": {"embed_dim": 384, "depth": 12, "num_heads": 6},
+    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+    "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16},
+}
+# Inputs: the paper's, and laboratory sizes for small images.
+INPUTS: dict[str, dict[str, Any]] = {
+    "patch16_224": {"img_size": 224, "patch_size": 16},
+    "patch4_64": {"img_size": 64, "patch_size": 4},
+    "patch4_32": {"img_size": 32, "patch_size": 4, "representatives": (4, 4)},
+}
+# Families: name, arguments, sizes at 224 px. Laboratory inputs exist in tiny and small.
+FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
+    "cbt": ({"attention": "cbsa"}, ("tiny", "small", "base", "large"), "CBT: CBSA and ISTA"),
+    "crate": ({"attention": "mssa"}, ("tiny", "small", "base", "large"), "CRATE twin: MSSA and ISTA"),
+    "tost": ({"attention": "tssa"}, ("tiny", "small"), "ToST twin: TSSA and ISTA"),
+    "agent": ({"attention": "agent"}, ("tiny", "small"), "Agent twin: CBSA without contraction, and ISTA"),
+    "crate_cbt": (
+        {"attention": ["mssa"] * 6 + ["cbsa"] * 6},
+        ("tiny", "small"),
+        "CRATE+CBT hybrid: MSSA in the first half, CBSA in the second",
+    ),
+    "vit_conv": (
+        {"attention": "mhsa", "feed_forward": "mlp"},
+        ("tiny", "small"),
+        "ViT with a convolutional stem: MHSA and MLP",
+    ),
+}
+ORIGINAL_CRATE = ({"attention": "mssa", "stem": "linear"}, ("base", "large"))
+
+
+def _default_cfg(img_size: int, stem: str) -> dict[str, Any]:
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, img_size, img_size),
+        "pool_size": None,
+        "crop_pct": 0.875 if img_size == 224 else 1.0,
+        "interpolation": "bicubic",
+        "fixed_input_size": False,
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": "patch_embed.proj.0.0" if stem == "conv" else "patch_embed.proj",
+        "classifier": "head",
+        "license": "mit",
+    }
+
+
+def _entries() -> dict[str, tuple[dict[str, Any], str]]:
+    """All models: name -> (arguments, what it is)."""
+    entries: dict[str, tuple[dict[str, Any], str]] = {}
+    for family, (arguments, sizes, what) in FAMILIES.items():
+        for size in sizes:
+            for name, given in INPUTS.items():
+                if name == "patch16_224" or size in ("tiny", "small"):
+                    entries[f"{family}_{size}_{name}"] = ({**SIZES[size], **given, **arguments}, what)
+    arguments, sizes = ORIGINAL_CRATE
+    for size in sizes:
+        entries[f"crate_{size}_linear_patch16_224"] = (
+            {**SIZES[size], **INPUTS["patch16_224"], **arguments},
+            "Original CRATE: MSSA and ISTA on a linear stem",
+        )
+    return entries
+
+
+MODELS = _entries()
+default_cfgs = generate_default_cfgs(
+    {
+        f"{name}.untrained": _default_cfg(arguments["img_size"], arguments.get("stem", "conv"))
+        for name, (arguments, _) in MODELS.items()
+    }
+)
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Any], model: Transformer) -> dict[str, Any]:
+    """Fit a state dict to a model: the position embedding is resampled to the model's grid."""
+    from cbsa.models.checkpoints import fit_positions
+
+    return fit_positions(state_dict, model)
+
+
+def _register(name: str, arguments: dict[str, Any], what: str) -> None:
+    def entry(pretrained: bool = False, **kwargs: Any) -> Transformer:
+        out_indices = kwargs.pop("out_indices", 3)
+        model: Transformer = build_model_with_cfg(
+            Transformer,
+            name,
+            pretrained,
+            pretrained_filter_fn=checkpoint_filter_fn,
+            feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
+            **(arguments | kwargs),
+        )
+        return model
+
+    entry.__name__ = entry.__qualname__ = name
+    entry.__module__ = __name__
+    entry.__doc__ = f"{what}."
+    globals()[name] = register_model(entry)
+
+
+for _name, (_arguments, _what) in MODELS.items():
+    _register(_name, _arguments, _what)

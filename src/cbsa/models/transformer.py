@@ -1,0 +1,340 @@
+"""The one transformer class behind every model here."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from huggingface_hub import PyTorchModelHubMixin
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from cbsa._checks import check_choice, check_int, check_sizes
+from cbsa.layers import ATTENTIONS, CBSA, ISTA, MLP, Attention, ConvStem, LinearStem
+from cbsa.ops import resample_tokens
+
+STEMS: dict[str, type[ConvStem] | type[LinearStem]] = {"conv": ConvStem, "linear": LinearStem}
+FEED_FORWARDS = ("ista", "mlp")
+POOLS = ("token", "avg", "")
+INITIALISATIONS = ("reference", "unit_steps")
+
+AttentionSpec = str | type[Attention]
+
+
+class Block(nn.Module):
+    """Attention with a residual, then a feed-forward: ISTA without one, or an MLP with one."""
+
+    def __init__(self, dim: int, attention: Attention, feed_forward: ISTA | MLP) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = attention
+        self.norm2 = nn.LayerNorm(dim)
+        self.ff = feed_forward
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Update tokens x (B, N, dim) whose patches lie on ``grid``."""
+        x = x + self.attn(self.norm1(x), grid)
+        update: Tensor = self.ff(self.norm2(x))
+        return x + update if isinstance(self.ff, MLP) else update
+
+
+class Transformer(
+    nn.Module,
+    PyTorchModelHubMixin,
+    library_name="cbsa",
+    tags=["image-classification", "linear-attention", "interpretability"],
+    license="mit",
+):
+    """A vision transformer whose attention, feed-forward and stem are choices, with timm's model contract.
+
+    CBT is ``attention="cbsa"`` with ISTA and a convolutional stem; CRATE, ToST, Agent and ViT differ in these
+    choices alone. Images may have any size: a side of n pixels gives ⌈n / patch_size⌉ patches, and the
+    position embedding is resampled (bicubic, antialiased) to their grid.
+
+    Args:
+        img_size: size (height, width) that the position embedding is made for.
+        patch_size: side of a patch in pixels.
+        in_chans: channels of the image.
+        num_classes: number of classes; 0 for no classifier.
+        global_pool: what the classifier sees: ``"token"`` (CLS), ``"avg"`` (mean of patches), ``""`` (all).
+        embed_dim: width.
+        depth: number of blocks.
+        num_heads: number of heads.
+        attention: a name of :data:`cbsa.layers.ATTENTIONS`, a class, or a sequence of them, one per block.
+        attention_kwargs: further arguments of the attention layers.
+        representatives: layout of the representatives of CBSA and Agent attention.
+        legacy_pool: pool as the authors' code does (for their checkpoints); see :class:`cbsa.layers.CBSA`.
+        feed_forward: ``"ista"`` or ``"mlp"``.
+        stem: ``"conv"`` or ``"linear"``.
+        weight_init: ``"reference"`` draws everything as the authors' code does: CLS and positions standard
+            normal, step sizes standard normal. ``"unit_steps"`` sets the step sizes to 1 and draws CLS and
+            positions with standard deviation 0.02.
+        device, dtype: where and in what dtype to create the parameters.
+    """
+
+    def __init__(
+        self,
+        img_size: int | Sequence[int] = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        embed_dim: int = 384,
+        depth: int = 12,
+        num_heads: int = 6,
+        attention: AttentionSpec | Sequence[AttentionSpec] = "cbsa",
+        attention_kwargs: dict[str, Any] | None = None,
+        representatives: Sequence[int] = (8, 8),
+        legacy_pool: bool = False,
+        feed_forward: str = "ista",
+        stem: str = "conv",
+        weight_init: str = "reference",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_classes = check_int("num_classes", num_classes, at_least=0)
+        self.global_pool = check_choice("global_pool", global_pool, POOLS)
+        self.embed_dim = self.num_features = self.head_hidden_size = check_int("embed_dim", embed_dim)
+        self.patch_size = check_int("patch_size", patch_size)
+        self.weight_init = check_choice("weight_init", weight_init, INITIALISATIONS)
+        self.num_prefix_tokens = 1
+        self.grad_checkpointing = False
+        self.img_size, self.grid = self._sizes(img_size)
+        check_choice("feed_forward", feed_forward, FEED_FORWARDS)
+        check_choice("stem", stem, STEMS)
+        specs = _per_block(attention, check_int("depth", depth))
+        pooling = {
+            "representatives": tuple(representatives),
+            "legacy_pool": legacy_pool,
+            "num_prefix_tokens": self.num_prefix_tokens,
+        }
+        with torch.device(device) if device is not None else torch.device(torch.get_default_device()):
+            self.patch_embed = STEMS[stem](embed_dim, patch_size=patch_size, in_chans=in_chans)
+            self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
+            self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.grid[0] * self.grid[1], embed_dim))
+            self.blocks = nn.ModuleList(
+                Block(
+                    embed_dim,
+                    _build(spec, embed_dim, num_heads, pooling, attention_kwargs or {}),
+                    ISTA(embed_dim) if feed_forward == "ista" else MLP(embed_dim),
+                )
+                for spec in specs
+            )
+            self.norm: nn.Module = nn.LayerNorm(embed_dim)
+            self.head: nn.Module = nn.Linear(embed_dim, num_classes) if num_classes > 0 else nn.Identity()
+        self.feature_info = [
+            {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": patch_size} for i in range(depth)
+        ]
+        self._initialise_own()
+        if dtype is not None:
+            self.to(dtype)
+
+    def init_weights(self) -> None:
+        """Draw all parameters anew; after ``to_empty``, this is what makes a model of a meta-device one."""
+        for module in self.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if module is not self and callable(reset):
+                reset()
+        self._initialise_own()
+
+    @torch.no_grad()
+    def _initialise_own(self) -> None:
+        std = 1.0 if self.weight_init == "reference" else 0.02
+        nn.init.normal_(self.cls_token, std=std)
+        nn.init.normal_(self.pos_embed, std=std)
+        if self.weight_init == "unit_steps":
+            for name, parameter in self.named_parameters():
+                if name.endswith((".step_rep", ".step_out")):
+                    nn.init.ones_(parameter)
+
+    # --- timm's contract: parameters -------------------------------------------------------------------
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that recipes with selective decay leave alone."""
+        steps = {n for n, _ in self.named_parameters() if n.endswith((".step_rep", ".step_out", ".temp"))}
+        return {"pos_embed", "cls_token"} | steps
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns that order parameters by depth, for layer-wise learning rates."""
+        blocks = r"^blocks\.(\d+)"
+        return {
+            "stem": r"^cls_token|pos_embed|patch_embed",
+            "blocks": blocks if coarse else [(blocks, None), (r"^norm", (99999,))],
+        }
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute activations of blocks in the backward pass instead of storing them."""
+        self.grad_checkpointing = enable
+
+    def get_classifier(self) -> nn.Module:
+        """The classifier."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Put a new classifier of ``num_classes`` on top; 0 removes it."""
+        self.num_classes = check_int("num_classes", num_classes, at_least=0)
+        if global_pool is not None:
+            self.global_pool = check_choice("global_pool", global_pool, POOLS)
+        head = nn.Linear(self.embed_dim, num_classes) if num_classes > 0 else nn.Identity()
+        self.head = head.to(self.pos_embed.device, self.pos_embed.dtype)
+
+    def set_input_size(self, img_size: int | Sequence[int]) -> None:
+        """Make ``img_size`` the model's own: the position embedding is resampled once and for all."""
+        size, grid = self._sizes(img_size)
+        self.pos_embed = nn.Parameter(self._positions(grid).detach().clone())
+        self.img_size, self.grid = size, grid
+
+    # --- inference form ----------------------------------------------------------------------------------
+
+    @property
+    def fused(self) -> bool:
+        """Whether the model is in its inference form."""
+        return any(m.fused for m in self.modules() if isinstance(m, (ISTA, ConvStem)))
+
+    def fuse(self) -> "Transformer":
+        """Switch to the inference form: BatchNorm folded into the stem, ISTA in one product.
+
+        Parameters and checkpoints stay as they are; outputs agree to rounding. :meth:`unfuse` or
+        ``train()`` goes back. Call it again after changing parameters.
+        """
+        self.eval()
+        for module in self.modules():
+            if isinstance(module, (ISTA, ConvStem)):
+                module.fuse()
+        return self
+
+    def unfuse(self) -> "Transformer":
+        """Go back from the inference form."""
+        for module in self.modules():
+            if isinstance(module, (ISTA, ConvStem)):
+                module.unfuse()
+        return self
+
+    def train(self, mode: bool = True) -> "Transformer":
+        """Set training mode; a fused model is unfused first."""
+        if mode and self.fused:
+            self.unfuse()
+        return super().train(mode)
+
+    # --- forward -----------------------------------------------------------------------------------------
+
+    def _sizes(self, img_size: int | Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]]:
+        sides = check_sizes("img_size", img_size)
+        if len(sides) > 2:
+            raise ValueError(f"img_size must be one or two numbers, got {img_size!r}")
+        height, width = sides[0], sides[-1]
+        return (height, width), (-(-height // self.patch_size), -(-width // self.patch_size))
+
+    def _positions(self, grid: tuple[int, int]) -> Tensor:
+        """Position embedding (1, 1 + h·w, dim) for a grid of patches."""
+        if not torch.compiler.is_exporting() and grid == self.grid:
+            return self.pos_embed
+        prefix, patches = self.pos_embed[:, :1], self.pos_embed[:, 1:]
+        return torch.cat([prefix, resample_tokens(patches, self.grid, grid)], dim=1)
+
+    def _embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Tokens (B, 1 + h·w, dim) of images (B, C, height, width), and their grid (h, w)."""
+        if images.dim() != 4:
+            raise ValueError(f"images must have shape (B, C, height, width), got {tuple(images.shape)}")
+        maps = self.patch_embed(images)  # (B, dim, h, w)
+        grid = (maps.shape[2], maps.shape[3])
+        cls = self.cls_token.expand(maps.shape[0], -1, -1)
+        x = torch.cat([cls, maps.flatten(2).transpose(1, 2)], dim=1)
+        return x + self._positions(grid), grid
+
+    def _run(self, block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        recompute = self.grad_checkpointing and torch.is_grad_enabled()
+        out: Tensor = checkpoint(block, x, grid, use_reentrant=False) if recompute else block(x, grid)
+        return out
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Normalised tokens (B, 1 + h·w, dim) after the last block."""
+        x, grid = self._embed(images)
+        for block in self.blocks:
+            x = self._run(block, x, grid)
+        out: Tensor = self.norm(x)
+        return out
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits from tokens, or what the classifier would see (``pre_logits``)."""
+        if self.global_pool == "token":
+            x = x[:, 0]
+        elif self.global_pool == "avg":
+            x = x[:, self.num_prefix_tokens :].mean(1)
+        return x if pre_logits else self.head(x)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images (B, C, height, width)."""
+        return self.forward_head(self.forward_features(images))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Features after some blocks, in timm's form.
+
+        Args:
+            x: images (B, C, height, width).
+            indices: the last n blocks if a number, all if None, else these.
+            return_prefix_tokens: pairs of patch and prefix tokens instead of patch tokens.
+            norm: apply the final norm to each.
+            stop_early: leave out the blocks after the last one asked for.
+            output_fmt: ``"NCHW"`` maps or ``"NLC"`` tokens.
+            intermediates_only: do not return the final features.
+
+        Returns:
+            The list of intermediates, or (final features, list).
+        """
+        check_choice("output_fmt", output_fmt, ("NCHW", "NLC"))
+        wanted, last = feature_take_indices(len(self.blocks), indices)
+        tokens, grid = self._embed(x)
+        features = []
+        for index, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+            tokens = self._run(block, tokens, grid)
+            if index in wanted:
+                features.append(self.norm(tokens) if norm else tokens)
+        prefix = [f[:, : self.num_prefix_tokens] for f in features]
+        patches = [f[:, self.num_prefix_tokens :] for f in features]
+        if output_fmt == "NCHW":
+            patches = [f.transpose(1, 2).unflatten(-1, grid).contiguous() for f in patches]
+        result: list[Any] = list(zip(patches, prefix, strict=True)) if return_prefix_tokens else patches
+        return result if intermediates_only else (self.norm(tokens), result)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the blocks after the last one asked for (and the norm, the classifier)."""
+        wanted, last = feature_take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return list(wanted)
+
+
+def _per_block(attention: AttentionSpec | Sequence[AttentionSpec], depth: int) -> list[AttentionSpec]:
+    if isinstance(attention, (str, type)):
+        return [attention] * depth
+    specs = list(attention)
+    if len(specs) != depth:
+        raise ValueError(f"attention names {len(specs)} layers, but depth={depth}")
+    return specs
+
+
+def _build(
+    spec: AttentionSpec, dim: int, num_heads: int, pooling: dict[str, Any], kwargs: dict[str, Any]
+) -> Attention:
+    """One attention layer; those that pool are told how."""
+    factory = ATTENTIONS[check_choice("attention", spec, ATTENTIONS)] if isinstance(spec, str) else spec
+    pools = getattr(factory, "func", factory)
+    if isinstance(pools, type) and issubclass(pools, CBSA):
+        kwargs = pooling | kwargs
+    return factory(dim, num_heads, **kwargs)
