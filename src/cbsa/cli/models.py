@@ -39,7 +39,7 @@ def cost_table(costs: "list[Cost]") -> Table:
 
     table = Table(
         title="Costs of one image, ours beside the [cyan]paper's[/cyan]",
-        caption="GFLOPs: twice the multiply-accumulates by the paper's rule (N without CLS, pooling free) and "
+        caption="GFLOPs: twice the multiply-accumulates by the paper's rule (N without CLS, no pooling) and "
         "counted by PyTorch. Pairs: similarities between tokens or with representatives, in M.",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),

@@ -33,8 +33,8 @@ class LinearStem(nn.Module):
         check_images(images, self.in_chans)
         p = self.patch_size
         batch, channels, height, width = images.shape
-        images = F.pad(images, (0, -width % p, 0, -height % p))
-        h, w = images.shape[2] // p, images.shape[3] // p
+        h, w = -(-height // p), -(-width // p)
+        images = F.pad(images, (0, w * p - width, 0, h * p - height))
         patches = images.reshape(batch, channels, h, p, w, p).permute(0, 2, 4, 3, 5, 1)  # (B, h, w, p, p, c)
         tokens: Tensor = self.norm(self.proj(self.norm_pixels(patches.reshape(batch, h, w, -1))))
         return tokens.permute(0, 3, 1, 2)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cbsa._checks import check_choice, check_int, check_sizes
+from cbsa._tracing import is_exporting
 from cbsa.layers import ATTENTIONS, CBSA, ISTA, MLP, Attention, ConvStem, LinearStem
 from cbsa.ops import resample_tokens
 
@@ -228,7 +229,7 @@ class Transformer(
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:
         """Position embedding (1, 1 + h·w, dim) for a grid of patches."""
-        if not torch.compiler.is_exporting() and grid == self.grid:
+        if not is_exporting() and grid == self.grid:
             return self.pos_embed
         prefix, patches = self.pos_embed[:, :1], self.pos_embed[:, 1:]
         return torch.cat([prefix, resample_tokens(patches, self.grid, grid)], dim=1)

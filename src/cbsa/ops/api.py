@@ -13,6 +13,7 @@ from cbsa._checks import (
     check_number,
     check_positive_number,
 )
+from cbsa._tracing import is_exporting
 from cbsa.ops import reference, sdpa
 from cbsa.ops.precision import autocast_dtype
 
@@ -25,8 +26,8 @@ _IMPLEMENTATIONS: dict[str, _Implementation] = {
 }
 IMPLEMENTATIONS = ("auto", *_IMPLEMENTATIONS)
 
-# Bytes of A (B×H×m×N) up to which impl="auto" takes plain PyTorch: in 32 and 64 bits on the CPU, where the fused
-# form becomes the faster one; elsewhere plain PyTorch was faster at all sizes measured (48 MiB at most, by
+# Bytes of A (B×H×m×N) up to which impl="auto" takes plain PyTorch: in 32 and 64 bits on the CPU, where the
+# fused form becomes the faster one; elsewhere plain PyTorch was faster at all sizes measured (48 MiB at most,
 # benchmarks/contract_broadcast.py), and the limit is there for memory.
 _REFERENCE_BYTES_CPU, _REFERENCE_BYTES_CPU_HALF, _REFERENCE_BYTES_GPU = 16 << 20, 256 << 20, 1 << 30
 
@@ -85,21 +86,21 @@ def contract_broadcast(
         w, reps = w.to(dtype), reps.to(dtype)
     elif w.dtype != reps.dtype:
         raise TypeError(f"w and reps must have one dtype, got {w.dtype} and {reps.dtype}")
-    plain_only = _needs_plain_pytorch(w, reps, step_rep, step_out)
-    if impl == "sdpa" and plain_only:
+    transformed = _is_transformed(w, reps, step_rep, step_out)
+    if impl == "sdpa" and transformed:
         raise ValueError(
             "impl='sdpa' supports neither forward-mode differentiation nor torch.func transforms; "
             "use impl='reference' for them"
         )
     if impl == "auto":
-        impl = "reference" if plain_only else _choose(w, reps)
+        impl = "reference" if transformed or is_exporting() else _choose(w, reps)
     return _IMPLEMENTATIONS[impl](w, reps, step_rep, step_out, mask, scale, contraction, eps)
 
 
-def _needs_plain_pytorch(*inputs: Tensor) -> bool:
+def _is_transformed(*inputs: Tensor) -> bool:
     """Tell whether a transform of ``torch.func`` or forward-mode differentiation is at work."""
     if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting()
+        return False
     if torch._C._are_functorch_transforms_active():
         return True
     return forward_ad._current_level >= 0 and any(

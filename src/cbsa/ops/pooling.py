@@ -1,5 +1,6 @@
 """Average pooling of tokens on a grid of any rank: the initial guess of the representatives."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -78,16 +79,14 @@ def _alive_slices(real: Tensor) -> list[Tensor]:
 
 def _window_sums(x: Tensor, alive: Sequence[Tensor], bins: Sequence[int]) -> Tensor:
     """Sum x (B, N, C) over the windows, one axis at a time, the fastest-running axis first."""
-    batch, num_tokens, channels = x.shape
-    leading, trailing = num_tokens, channels
-    for slices, windows in zip(reversed(alive), reversed(bins), strict=True):
-        n = slices.shape[-1]
-        leading = leading // n
-        rows = x.reshape(batch, leading, n, trailing)
-        sums = _sums_by_product if windows <= _MATRIX_WINDOWS else _sums_by_prefix
-        x = sums(rows, slices, windows)  # (B, leading, windows, trailing)
-        trailing = trailing * windows
-    return x.reshape(batch, trailing // channels, channels)
+    batch, _, channels = x.shape
+    grid = [slices.shape[-1] for slices in alive]
+    for axis in reversed(range(len(grid))):
+        leading, trailing = math.prod(grid[:axis]), math.prod(bins[axis + 1 :]) * channels
+        rows = x.reshape(batch, leading, grid[axis], trailing)
+        sums = _sums_by_product if bins[axis] <= _MATRIX_WINDOWS else _sums_by_prefix
+        x = sums(rows, alive[axis], bins[axis])  # (B, leading, windows, trailing)
+    return x.reshape(batch, math.prod(bins), channels)
 
 
 def _sums_by_product(rows: Tensor, alive: Tensor, windows: int) -> Tensor:
@@ -108,17 +107,15 @@ def _sums_by_product(rows: Tensor, alive: Tensor, windows: int) -> Tensor:
 def _sums_by_prefix(rows: Tensor, alive: Tensor, windows: int) -> Tensor:
     """Window sums of rows (B, L, n, T) as differences of prefix sums, in float64 where the device has it."""
     wide = solve_dtype(rows.device)
-    prefix = torch.cat([torch.zeros_like(rows[:, :, :1], dtype=wide), rows.cumsum(2, dtype=wide)], dim=2)
+    rows, dtype = rows.to(wide), accumulation_dtype(rows.dtype)
+    prefix = torch.cat([torch.zeros_like(rows[:, :, :1]), rows.cumsum(2)], dim=2)
     ranks, count = alive.cumsum(-1), alive.sum(-1, keepdim=True)  # (B, n), (B, 1)
     i = torch.arange(windows, device=rows.device)
     first = i * count // windows  # (B, windows)
     last = ((i + 1) * count + windows - 1) // windows
     # Position of the slice of each rank: dead slices add nothing, wherever they are counted.
     start, stop = (torch.searchsorted(ranks, edge, right=True) for edge in (first, last))
-    batch, leading, _, trailing = rows.shape
-
-    def at(edge: Tensor) -> Tensor:
-        index = edge[:, None, :, None].expand(batch, leading, windows, trailing)
-        return prefix.gather(2, index)
-
-    return (at(stop) - at(start)).to(accumulation_dtype(rows.dtype))
+    element = torch.arange(rows.shape[0], device=rows.device)[:, None, None]
+    leading = torch.arange(rows.shape[1], device=rows.device)[:, None]
+    sums = prefix[element, leading, stop[:, None]] - prefix[element, leading, start[:, None]]
+    return sums.to(dtype)  # (B, L, windows, T)

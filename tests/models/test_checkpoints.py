@@ -1,0 +1,182 @@
+"""Weights in and out, on files in the authors' layout, in ours, and on hostile ones."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+from cbsa.models import (
+    CheckpointError,
+    Transformer,
+    create_model,
+    load_reference_checkpoint,
+    read_checkpoint,
+    save_model,
+)
+from tests.compare import assert_close
+from tests.models import authors
+
+HEADS, DIM, DEPTH, CLASSES = 3, 48, 2, 5
+ATTENTION = {"cbsa": "cbsa", "mssa": "mssa", "tssa": "tssa", "crate": "mssa"}
+
+
+def little(kind, **kwargs):
+    options = {"embed_dim": DIM, "depth": DEPTH, "num_heads": HEADS, "num_classes": CLASSES, "img_size": 160}
+    stem = "linear" if kind == "crate" else "conv"
+    return Transformer(**(options | {"attention": ATTENTION[kind], "stem": stem} | kwargs)).eval()
+
+
+def make_file(path, kind, *, wrap=True):
+    """A checkpoint as the authors' training script writes it: DDP prefix, a dict with more in it."""
+    state = authors.make_state_dict(DIM, DEPTH, HEADS, CLASSES, 10, kind)
+    wrapped = {"epoch": 3, "best_acc1": 1.0, "state_dict": {f"module.{k}": v for k, v in state.items()}}
+    torch.save(wrapped if wrap else state, path)
+    return state
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+@pytest.mark.parametrize("wrap", [True, False])
+def test_reference_checkpoints_give_their_logits(kind, wrap, tmp_path):
+    path = tmp_path / "model_best.pth.tar"
+    state, images = make_file(path, kind, wrap=wrap), torch.randn(2, 3, 160, 160)
+    model = load_reference_checkpoint(little(kind), path)
+    with torch.no_grad():
+        assert_close(model(images), authors.logits(state, images, HEADS, kind), 1e-5)
+        if kind == "cbsa":
+            assert all(block.attn.legacy_pool for block in model.blocks)
+            for block in model.blocks:
+                block.attn.legacy_pool = False
+            right = authors.logits(state, images, HEADS, kind, shifted=False)
+            assert_close(model(images), right, 1e-5)
+            assert (right - authors.logits(state, images, HEADS, kind)).abs().max() > 1e-4
+
+
+def test_positions_and_classifier_follow_the_file(tmp_path):
+    path = tmp_path / "model.pth"
+    make_file(path, "cbsa")
+    model = load_reference_checkpoint(little("cbsa", img_size=(96, 224), num_classes=1000), path)
+    assert model.num_classes == CLASSES
+    assert model.pos_embed.shape == (1, 1 + 6 * 14, DIM)
+    assert model(torch.randn(1, 3, 96, 224)).shape == (1, CLASSES)
+
+
+def test_legacy_pooling_is_remembered_by_the_hub_format(tmp_path):
+    path = tmp_path / "model.pth"
+    make_file(path, "cbsa")
+    model = load_reference_checkpoint(little("cbsa", num_classes=1000), path)
+    model.save_pretrained(tmp_path / "hub")
+    again = Transformer.from_pretrained(tmp_path / "hub").eval()
+    assert all(block.attn.legacy_pool for block in again.blocks)
+    images = torch.randn(2, 3, 160, 160)
+    with torch.no_grad():
+        assert torch.equal(again(images), model(images))
+
+
+def test_save_model_loads_through_timm(tmp_path):
+    model = create_model("cbt_tiny_patch4_32", num_classes=7).eval()
+    for block in model.blocks:
+        block.attn.legacy_pool = True
+    folder = save_model(model, tmp_path / "mine", architecture="cbt_tiny_patch4_32")
+    assert load_file(folder / "model.safetensors").keys() == model.state_dict().keys()
+    assert "1,5" in (folder / "README.md").read_text()  # its number of parameters
+    again = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(again(images), model(images))
+    assert again.num_classes == 7
+    assert all(block.attn.legacy_pool for block in again.blocks)
+    fewer = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=3)
+    assert fewer.head.out_features == 3
+
+
+def test_convert_command(tmp_path):
+    state = authors.make_state_dict(192, 12, 3, 11, 14, "cbsa")
+    torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}}, tmp_path / "theirs.pth.tar")
+    program = "from cbsa.cli import app; app()"
+    arguments = ["convert", "theirs.pth.tar", "-m", "cbt_tiny_patch16_224", "-o", "ours"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "Written: ours" in done.stdout
+    assert json.loads((tmp_path / "ours/config.json").read_text())["model_args"]["legacy_pool"] is True
+    model = timm.create_model(f"local-dir:{tmp_path / 'ours'}", pretrained=True).eval()
+    images = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        assert_close(model(images), authors.logits(state, images, 3, "cbsa"), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "messages"),
+    [
+        ("mssa", "cbsa", ["missing: ", "blocks.0.attn.step_rep"]),
+        ("cbsa", "mssa", ["unknown: ", "blocks.0.attn.step_rep"]),
+        (
+            "crate",
+            "mssa",
+            ["missing: patch_embed.proj.0.0.weight", "unknown: patch_embed.norm_pixels.weight"],
+        ),
+    ],
+)
+def test_another_architecture_is_named_key_by_key(kind, other, messages, tmp_path):
+    make_file(tmp_path / "x.pth", kind)
+    with pytest.raises(CheckpointError, match="does not fit this model") as error:
+        load_reference_checkpoint(little(other), tmp_path / "x.pth")
+    assert all(m in str(error.value) for m in messages)
+
+
+def test_another_width_is_named_with_shapes(tmp_path):
+    make_file(tmp_path / "x.pth", "cbsa")
+    with pytest.raises(CheckpointError, match=r"cls_token is \(1, 1, 48\) there and \(1, 1, 96\) here"):
+        load_reference_checkpoint(little("cbsa", embed_dim=96), tmp_path / "x.pth")
+
+
+class Bomb:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return (open, (self.marker, "w"))
+
+
+def test_a_hostile_pickle_runs_nothing(tmp_path):
+    marker, path = tmp_path / "owned", tmp_path / "evil.pth"
+    torch.save({"state_dict": {"a": torch.ones(1)}, "x": Bomb(str(marker))}, path)
+    with pytest.raises(CheckpointError, match="it was not loaded, since that could run code"):
+        read_checkpoint(path)
+    path.write_bytes(pickle.dumps(Bomb(str(marker))))
+    with pytest.raises(CheckpointError, match=r"evil.pth"):
+        read_checkpoint(path)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["cut.pth", "cut.safetensors"])
+def test_a_truncated_file_is_an_error_not_a_guess(name, tmp_path):
+    make_file(tmp_path / "whole.pth", "cbsa")
+    folder = save_model(create_model("cbt_tiny_patch4_32"), tmp_path, architecture="cbt_tiny_patch4_32")
+    whole = tmp_path / "whole.pth" if name.endswith("pth") else folder / "model.safetensors"
+    (tmp_path / name).write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    with pytest.raises(CheckpointError, match=name):
+        read_checkpoint(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint at all", b"\x80\x04."])
+def test_files_that_are_no_checkpoints(content, tmp_path):
+    (tmp_path / "x.pth").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"x.pth"):
+        read_checkpoint(tmp_path / "x.pth")
+
+
+def test_other_bad_files(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        read_checkpoint(tmp_path / "nowhere.pth")
+    torch.save([1, 2, 3], tmp_path / "list.pth")
+    with pytest.raises(CheckpointError, match="holds no tensors by name"):
+        read_checkpoint(tmp_path / "list.pth")
+    monkeypatch.setattr("cbsa.models.checkpoints.MAX_BYTES", 10)
+    with pytest.raises(CheckpointError, match="more than the limit of 10"):
+        read_checkpoint(tmp_path / "list.pth")

@@ -1,0 +1,95 @@
+"""Compiled and exported models compute what the model computes, at sizes other than the traced one."""
+
+import pytest
+import torch
+
+from cbsa.models import Transformer, create_model
+from cbsa.models.export import export_onnx, export_program
+from tests.compare import assert_close
+
+KINDS = {
+    "cbt": {},
+    "crate": {"attention": "mssa"},
+    "tost": {"attention": "tssa"},
+    "agent": {"attention": "agent"},
+    "hybrid": {"attention": ["mssa", "cbsa"]},
+    "vit": {"attention": "mhsa", "feed_forward": "mlp"},
+    "linear-stem": {"attention": "mssa", "stem": "linear"},
+    "legacy": {"legacy_pool": True},
+}
+SIZES = [
+    (1, 32, 32),
+    (2, 96, 64),
+    (3, 128, 160),
+    (1, 32, 256),
+]  # grids below and above the traced one
+
+
+def little(kind):
+    options = {"embed_dim": 24, "depth": 2, "num_heads": 3, "img_size": 64, "num_classes": 5}
+    return Transformer(**(options | KINDS[kind])).eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compile_forward_and_backward(kind):
+    model = little(kind)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for batch, height, width in SIZES[:3]:
+        images = torch.randn(batch, 3, height, width)
+        expected, actual = model(images), compiled(images)
+        assert_close(actual, expected, 1e-4)
+        weight = torch.randn_like(expected)
+        for a, t in zip(
+            torch.autograd.grad(actual, list(model.parameters()), weight),
+            torch.autograd.grad(expected, list(model.parameters()), weight),
+            strict=True,
+        ):
+            assert_close(a, t, 1e-3)
+
+
+def test_compile_with_inductor():
+    model = Transformer(embed_dim=24, depth=1, num_heads=3, img_size=32, patch_size=8, num_classes=5)
+    compiled = torch.compile(model, fullgraph=True)
+    images = torch.randn(2, 3, 32, 32)
+    assert_close(compiled(images), model(images), 1e-4)
+    compiled(images).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_export_with_dynamic_batch_height_and_width(kind, fused):
+    model = little(kind)
+    if fused:
+        model.fuse()
+    program = export_program(model).module()
+    for batch, height, width in SIZES:
+        images = torch.randn(batch, 3, height, width)
+        with torch.no_grad():
+            assert_close(program(images), model(images), 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["cbt", "hybrid", "tost", "vit", "linear-stem"])
+def test_onnx_with_dynamic_batch_height_and_width(kind, tmp_path):
+    import onnxruntime
+
+    model = little(kind)
+    path = export_onnx(model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(path)
+    for batch, height, width in SIZES:
+        images = torch.randn(batch, 3, height, width)
+        (logits,) = session.run(["logits"], {"images": images.numpy()})
+        with torch.no_grad():
+            assert_close(torch.from_numpy(logits), model(images), 1e-4)
+
+
+def test_a_registered_model_through_onnx(tmp_path):
+    import onnxruntime
+
+    model = create_model("cbt_tiny_patch4_32").eval().fuse()
+    session = onnxruntime.InferenceSession(export_onnx(model, tmp_path / "model.onnx"))
+    for size in (32, 48, 20):
+        images = torch.randn(2, 3, size, size)
+        (logits,) = session.run(None, {"images": images.numpy()})
+        with torch.no_grad():
+            assert_close(torch.from_numpy(logits), model(images), 1e-4)
