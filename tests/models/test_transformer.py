@@ -24,9 +24,7 @@ def test_block_is_the_papers():
 
 
 @pytest.mark.parametrize("stem", ["conv", "linear"])
-@pytest.mark.parametrize(
-    ("size", "grid"), [((32, 32), (4, 4)), ((33, 70), (5, 9)), ((8, 8), (1, 1)), ((3, 5), (1, 1))]
-)
+@pytest.mark.parametrize(("size", "grid"), [((32, 32), (4, 4)), ((33, 70), (5, 9)), ((8, 8), (1, 1))])
 def test_any_size_gives_patches_rounded_up(stem, size, grid):
     model = Transformer(**LITTLE, stem=stem)
     assert model(torch.randn(2, 3, *size)).shape == (2, 5)
@@ -139,7 +137,8 @@ def test_bad_options_are_named(options, error, message):
     ("images", "message"),
     [
         (torch.randn(2, 1, 32, 32), r"\(B, 3, height, width\), got \(2, 1, 32, 32\)"),
-        (torch.randn(3, 32, 32), r"\(B, C, height, width\), got \(3, 32, 32\)"),
+        (torch.randn(3, 32, 32), r"\(B, 3, height, width\), got \(3, 32, 32\)"),
+        (torch.randn(1, 3, 7, 32), "images of 7×32 px are smaller than a patch of 8 px"),
     ],
 )
 def test_bad_images_are_named(images, message):

@@ -9,7 +9,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cbsa._checks import check_choice, check_int, check_sizes
+from cbsa._checks import check_choice, check_images, check_int, check_sizes
 from cbsa._tracing import is_exporting
 from cbsa.layers import ATTENTIONS, CBSA, ISTA, MLP, Attention, ConvStem, LinearStem
 from cbsa.ops import resample_tokens
@@ -49,8 +49,8 @@ class Transformer(
     """A vision transformer whose attention, feed-forward and stem are choices, with timm's model contract.
 
     CBT is ``attention="cbsa"`` with ISTA and a convolutional stem; CRATE, ToST, Agent and ViT differ in these
-    choices alone. Images may have any size: a side of n pixels gives ⌈n / patch_size⌉ patches, and the
-    position embedding is resampled (bicubic, antialiased) to their grid.
+    choices alone. Images may have any size from one patch on: a side of n pixels gives ⌈n / patch_size⌉
+    patches, and the position embedding is resampled (bicubic, antialiased) to their grid.
 
     Args:
         img_size: size (height, width) that the position embedding is made for.
@@ -236,8 +236,12 @@ class Transformer(
 
     def _embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Tokens (B, 1 + h·w, dim) of images (B, C, height, width), and their grid (h, w)."""
-        if images.dim() != 4:
-            raise ValueError(f"images must have shape (B, C, height, width), got {tuple(images.shape)}")
+        check_images(images, self.patch_embed.in_chans)
+        if not is_exporting() and min(images.shape[2:]) < self.patch_size:
+            height, width = images.shape[2:]
+            raise ValueError(
+                f"images of {height}×{width} px are smaller than a patch of {self.patch_size} px"
+            )
         maps = self.patch_embed(images)  # (B, dim, h, w)
         grid = (maps.shape[2], maps.shape[3])
         cls = self.cls_token.expand(maps.shape[0], -1, -1)
