@@ -117,3 +117,79 @@ def _attention(
     out = out.transpose(1, 2).reshape(b, n, dim)
     suffix = ".to_out.0" if kind == "crate" else ".to_out"
     return out @ state[f"{name}{suffix}.weight"].T + state[f"{name}{suffix}.bias"]
+
+
+def make_tost_state_dict(dim: int, depth: int, heads: int, classes: int) -> dict[str, Tensor]:
+    """Random weights of the original ToST in its layout (XCiT's names)."""
+
+    def normal(*shape: int, std: float = 0.1) -> Tensor:
+        return std * torch.randn(*shape)
+
+    def linear(name: str, rows: int, columns: int) -> dict[str, Tensor]:
+        return {f"{name}.weight": normal(rows, columns), f"{name}.bias": normal(rows)}
+
+    def norm(name: str) -> dict[str, Tensor]:
+        return {f"{name}.weight": 1 + normal(dim), f"{name}.bias": normal(dim)}
+
+    conv = make_state_dict(dim, 1, heads, classes, 1, "tssa")
+    state = {
+        k.replace("to_patch_embedding", "patch_embed"): v for k, v in conv.items() if "patch_embedding" in k
+    }
+    state |= {"cls_token": normal(1, 1, dim), "pos_embeder.token_projection.bias": normal(dim)}
+    state["pos_embeder.token_projection.weight"] = normal(dim, 64, 1, 1)
+    for block in [f"blocks.{i}" for i in range(depth)] + [f"cls_attn_blocks.{i}" for i in range(2)]:
+        state |= norm(f"{block}.norm1") | norm(f"{block}.norm2")
+        state |= linear(f"{block}.mlp.fc1", 4 * dim, dim) | linear(f"{block}.mlp.fc2", dim, 4 * dim)
+        state |= {f"{block}.gamma1": 1 + normal(dim), f"{block}.gamma2": 1 + normal(dim)}
+        if block.startswith("cls"):
+            state |= linear(f"{block}.attn.qkv", 3 * dim, dim) | linear(f"{block}.attn.proj", dim, dim)
+        else:
+            state |= linear(f"{block}.attn.qkv", dim, dim) | linear(f"{block}.attn.to_out.0", dim, dim)
+            state[f"{block}.attn.temp"] = 1 + normal(heads, 1)
+    return state | norm("norm") | linear("head", classes, dim)
+
+
+def tost_logits(state: dict[str, Tensor], images: Tensor, heads: int) -> Tensor:
+    """Classify images with the original ToST, straight."""
+    dim = state["cls_token"].shape[-1]
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (dim,), state[f"{name}.weight"], state[f"{name}.bias"], eps=1e-6)
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+
+    def mlp(name: str, x: Tensor) -> Tensor:
+        return linear(f"{name}.fc2", F.gelu(linear(f"{name}.fc1", x)))
+
+    stem = {k.replace("patch_embed", "to_patch_embedding"): v for k, v in state.items()}
+    x = _stem(stem, images, "tssa")
+    b, n, _ = x.shape
+    side = int(n**0.5)
+    # Positions: sines and cosines of row and column, 32 channels each, through a 1×1 convolution.
+    place = torch.arange(1, side + 1) / (side + 1e-6) * 2 * torch.pi
+    angles = place[:, None] / 10000 ** (2 * (torch.arange(32) // 2) / 32)  # (side, 32)
+    waves = torch.where(torch.arange(32) % 2 == 0, angles.sin(), angles.cos())
+    rows, columns = waves[:, None].expand(-1, side, -1), waves[None].expand(side, -1, -1)
+    features = torch.cat([rows, columns], -1).reshape(n, 64)
+    weight = state["pos_embeder.token_projection.weight"][:, :, 0, 0]
+    x = x + features @ weight.T + state["pos_embeder.token_projection.bias"]
+    depth = len({k.split(".")[1] for k in state if k.startswith("blocks.")})
+    for name in (f"blocks.{i}" for i in range(depth)):
+        w = linear(f"{name}.attn.qkv", norm(f"{name}.norm1", x)).reshape(b, n, heads, -1).transpose(1, 2)
+        pi = ((w / w.norm(dim=2, keepdim=True)) ** 2).sum(-1) * state[f"{name}.attn.temp"]
+        pi = pi.softmax(1)
+        moments = (pi / (pi.sum(-1, keepdim=True) + 1e-8)).unsqueeze(2) @ w**2
+        out = (-w * pi.unsqueeze(-1) / (1 + moments)).transpose(1, 2).reshape(b, n, dim)
+        x = x + state[f"{name}.gamma1"] * linear(f"{name}.attn.to_out.0", out)
+        x = x + state[f"{name}.gamma2"] * mlp(f"{name}.mlp", norm(f"{name}.norm2", x))
+    x = torch.cat([state["cls_token"].expand(b, -1, -1), x], 1)
+    for name in (f"cls_attn_blocks.{i}" for i in range(2)):
+        normed = norm(f"{name}.norm1", x)
+        q, k, v = linear(f"{name}.attn.qkv", normed).reshape(b, n + 1, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        weights = (q[:, :, :1] @ k.mT * (dim // heads) ** -0.5).softmax(-1)
+        cls = linear(f"{name}.attn.proj", (weights @ v).transpose(1, 2).reshape(b, 1, dim))
+        x = norm(f"{name}.norm2", x + state[f"{name}.gamma1"] * torch.cat([cls, normed[:, 1:]], 1))
+        update = state[f"{name}.gamma2"] * mlp(f"{name}.mlp", x[:, :1])
+        x = x + torch.cat([update, x[:, 1:]], 1)
+    return linear("head", norm("norm", x)[:, 0])

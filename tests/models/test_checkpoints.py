@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from cbsa.models import (
     CheckpointError,
+    ToST,
     Transformer,
     create_model,
     load_reference_checkpoint,
@@ -54,6 +55,21 @@ def test_reference_checkpoints_give_their_logits(kind, wrap, tmp_path):
             right = authors.logits(state, images, HEADS, kind, shifted=False)
             assert_close(model(images), right, 1e-5)
             assert (right - authors.logits(state, images, HEADS, kind)).abs().max() > 1e-4
+
+
+def test_original_tost_checkpoints_give_their_logits(tmp_path):
+    state, images = authors.make_tost_state_dict(48, 2, 3, CLASSES), torch.randn(2, 3, 96, 96)
+    torch.save({"model": state, "epoch": 3}, tmp_path / "checkpoint.pth")
+    model = ToST(embed_dim=48, depth=2, num_heads=3, img_size=96, num_classes=1000).eval()
+    load_reference_checkpoint(model, tmp_path / "checkpoint.pth")
+    with torch.no_grad():
+        assert_close(model(images), authors.tost_logits(state, images, 3), 1e-5)
+    folder = save_model(
+        create_model("tost_cab_tiny_12_patch16_224", num_classes=4),
+        tmp_path / "saved",
+        architecture="tost_cab_tiny_12_patch16_224",
+    )
+    assert timm.create_model(f"local-dir:{folder}", pretrained=True).num_classes == 4
 
 
 def test_positions_and_classifier_follow_the_file(tmp_path):

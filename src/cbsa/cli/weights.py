@@ -1,18 +1,15 @@
 """``cbsa export`` and ``cbsa convert``: models and weights as files."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-if TYPE_CHECKING:
-    from cbsa.models import Transformer
-
 Model = Annotated[str, typer.Option("--model", "-m", help="Name of a registered model; see `cbsa models`.")]
 
 
-def _create(name: str) -> "Transformer":
+def _create(name: str) -> Any:
     from cbsa.models import create_model
 
     try:

@@ -22,13 +22,22 @@ class TSSA(Attention):
         dim: width of the tokens.
         num_heads: number of heads K, the subspaces.
         head_dim: dimension p of each, by default ``dim / num_heads``.
+        qkv_bias: whether the projection has a bias, as in the original ToST.
         num_prefix_tokens: tokens before the patches, which ``grid`` does not lay out.
     """
 
     def __init__(
-        self, dim: int, num_heads: int, *, head_dim: int | None = None, num_prefix_tokens: int = 1
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        qkv_bias: bool = False,
+        num_prefix_tokens: int = 1,
     ) -> None:
-        super().__init__(dim, num_heads, head_dim=head_dim, num_prefix_tokens=num_prefix_tokens)
+        super().__init__(
+            dim, num_heads, head_dim=head_dim, bias=qkv_bias, num_prefix_tokens=num_prefix_tokens
+        )
         self.temp = nn.Parameter(torch.empty(num_heads, 1))
         self.reset_parameters()
 
@@ -40,6 +49,8 @@ class TSSA(Attention):
         """Scale channels within each head."""
         (w,) = streams
         dtype, w = w.dtype, w.to(accumulation_dtype(w.dtype))
+        if mask is not None:
+            w = w.masked_fill(~mask[:, None, :, None], 0)
         energy = F.normalize(w, dim=-2).square().sum(-1)  # (B, H, N)
         membership = (energy * self.temp).softmax(1)  # Π, (B, H, N)
         if mask is not None:

@@ -12,12 +12,14 @@ from cbsa.models.checkpoints import (
     save_model,
 )
 from cbsa.models.registry import MODELS
+from cbsa.models.tost import ToST
 from cbsa.models.transformer import Block, Transformer
 
 __all__ = [
     "MODELS",
     "Block",
     "CheckpointError",
+    "ToST",
     "Transformer",
     "create_model",
     "load_reference_checkpoint",
@@ -26,15 +28,17 @@ __all__ = [
 ]
 
 
-def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> Transformer:
+def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> Any:
     """Create a registered model: ``timm.create_model`` for the models of this package.
 
     Args:
         name: a name of ``MODELS``, or ``local-dir:…`` / ``hf-hub:…`` as in timm.
         pretrained: load its weights.
         kwargs: arguments of :class:`Transformer`, and timm's (``features_only=True``, …).
+
+    Returns:
+        A :class:`Transformer` (:class:`ToST` for ``tost_cab_…``), or timm's wrapper for features.
     """
     if isinstance(name, str) and ":" not in name:
         check_choice("name", name.split(".")[0], MODELS)
-    model: Any = timm.create_model(name, pretrained=pretrained, **kwargs)
-    return model  # type: ignore[no-any-return]  # timm knows modules only
+    return timm.create_model(name, pretrained=pretrained, **kwargs)

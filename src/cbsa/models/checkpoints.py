@@ -7,15 +7,18 @@ import json
 import pickle
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cbsa.layers import CBSA
+from cbsa.models.tost import ToST, rename_original_keys
 from cbsa.models.transformer import Transformer
 from cbsa.ops import resample_tokens
+
+AnyModel = TypeVar("AnyModel", Transformer, ToST)
 
 MAX_BYTES = 8 << 30  # no checkpoint of these models comes near
 
@@ -34,8 +37,8 @@ _RENAMES = [
     (r"^transformer\.layers\.(\d+)\.1\.fn\.", r"blocks.\1.ff."),
     (r"^mlp_head\.0\.", "norm."),
     (r"^mlp_head\.1\.", "head."),
-    (r"\.attn\.qkv\.", ".attn.proj."),
-    (r"\.attn\.to_out\.0\.", ".attn.to_out."),
+    (r"^(blocks\.\d+)\.attn\.qkv\.", r"\1.attn.proj."),
+    (r"^(blocks\.\d+)\.attn\.to_out\.0\.", r"\1.attn.to_out."),
     (r"\.attn\.(step_x|ss_x)$", ".attn.step_out"),
     (r"\.attn\.ss_rep$", ".attn.step_rep"),
 ]
@@ -99,9 +102,10 @@ def fit_positions(state_dict: dict[str, Tensor], model: Transformer) -> dict[str
     return state_dict | {"pos_embed": torch.cat([positions[:, :1], patches], 1)}
 
 
-def load_weights(model: Transformer, state_dict: dict[str, Tensor], source: str) -> None:
+def load_weights(model: Transformer | ToST, state_dict: dict[str, Tensor], source: str) -> None:
     """Load a state dict in our names; if it does not fit, say which tensors disagree."""
-    state_dict = fit_positions(state_dict, model)
+    if isinstance(model, Transformer):
+        state_dict = fit_positions(state_dict, model)
     own = model.state_dict()
     missing = [k for k in own if k not in state_dict]
     unknown = [k for k in state_dict if k not in own]
@@ -120,8 +124,8 @@ def load_weights(model: Transformer, state_dict: dict[str, Tensor], source: str)
     model.load_state_dict(state_dict)
 
 
-def load_reference_checkpoint(model: Transformer, path: str | Path) -> Transformer:
-    """Load a checkpoint of the authors' code, of CRATE, or of the ToST twins into a model of ours.
+def load_reference_checkpoint(model: AnyModel, path: str | Path) -> AnyModel:
+    """Load a checkpoint of the authors' code, of CRATE or of ToST into a model of ours.
 
     The authors' CBT learned with a shifted pooling, so CBSA layers are switched to ``legacy_pool=True``,
     which is recorded in the model's configuration. The classifier takes the number of classes of the file.
@@ -134,6 +138,8 @@ def load_reference_checkpoint(model: Transformer, path: str | Path) -> Transform
         The model.
     """
     state_dict = rename_reference_keys(read_checkpoint(path))
+    if isinstance(model, ToST):
+        state_dict = rename_original_keys(state_dict, model)
     head = state_dict.get("head.weight")
     if head is not None and head.dim() == 2 and head.shape[0] != model.num_classes:
         model.reset_classifier(head.shape[0])
@@ -147,14 +153,16 @@ def load_reference_checkpoint(model: Transformer, path: str | Path) -> Transform
     return model
 
 
-def record(model: Transformer, **arguments: Any) -> None:
+def record(model: Transformer | ToST, **arguments: Any) -> None:
     """Note constructor arguments that a model has come to have, in the configuration it is saved with."""
     config = getattr(model, "_hub_mixin_config", None)
     if isinstance(config, dict):
         config.update(arguments)
 
 
-def save_model(model: Transformer, folder: str | Path, *, architecture: str, card: str | None = None) -> Path:
+def save_model(
+    model: Transformer | ToST, folder: str | Path, *, architecture: str, card: str | None = None
+) -> Path:
     """Write a model as timm's ``local-dir:`` and ``hf-hub:`` expect it.
 
     Args:
@@ -174,13 +182,14 @@ def save_model(model: Transformer, folder: str | Path, *, architecture: str, car
     pretrained_cfg = dict(getattr(model, "pretrained_cfg", None) or {})
     for key in ("url", "hf_hub_id", "file", "source", "architecture", "tag", "custom_load"):
         pretrained_cfg.pop(key, None)
+    arguments = {"img_size": list(model.img_size)} | ({"legacy_pool": True} if legacy else {})
     pretrained_cfg |= {"input_size": [3, *model.img_size], "num_classes": model.num_classes}
     config = {
         "architecture": architecture,
         "num_classes": model.num_classes,
         "num_features": model.num_features,
         "global_pool": model.global_pool,
-        "model_args": {"img_size": list(model.img_size), "legacy_pool": legacy},
+        "model_args": arguments,
         "pretrained_cfg": pretrained_cfg,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -188,7 +197,7 @@ def save_model(model: Transformer, folder: str | Path, *, architecture: str, car
     return folder
 
 
-def _card(model: Transformer, architecture: str, legacy: bool) -> str:
+def _card(model: Transformer | ToST, architecture: str, legacy: bool) -> str:
     parameters = sum(p.numel() for p in model.parameters())
     return f"""---
 library_name: timm

@@ -1,8 +1,10 @@
 """What a model costs: multiply-accumulates and pairwise similarities, in closed form and counted."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,6 +20,7 @@ from cbsa.layers import (
     LinearAttention,
     LinearCBSA,
 )
+from cbsa.models.tost import ToST
 from cbsa.models.transformer import Block, Transformer
 
 
@@ -30,7 +33,7 @@ class Tokens:
     pooling: bool  # whether the products of our pooling are counted
 
 
-def closed_form_macs(model: Transformer, img_size: int, *, paper_rule: bool = True) -> int:
+def closed_form_macs(model: Transformer | ToST, img_size: int, *, paper_rule: bool = True) -> int:
     """Multiply-accumulates for one square image of ``img_size`` pixels.
 
     Args:
@@ -39,6 +42,8 @@ def closed_form_macs(model: Transformer, img_size: int, *, paper_rule: bool = Tr
         paper_rule: count as the paper does: N is the number of patches without CLS, and pooling is free.
             Otherwise everything that our plain implementation multiplies is counted.
     """
+    if isinstance(model, ToST):
+        return _tost(model, img_size)
     side = -(-img_size // model.patch_size)
     patches = side * side
     tokens = Tokens(
@@ -48,22 +53,25 @@ def closed_form_macs(model: Transformer, img_size: int, *, paper_rule: bool = Tr
     return _stem(model, img_size) + blocks + model.embed_dim * model.num_classes
 
 
-def counted_macs(model: Transformer, img_size: int) -> int:
+def counted_macs(model: Transformer | ToST, img_size: int) -> int:
     """The same by PyTorch's flop counter, from a forward pass without data."""
     with torch.device("meta"):
-        image = torch.empty(1, model.patch_embed.in_chans, img_size, img_size)
-    skeleton = model.to("meta") if model.pos_embed.device.type != "meta" else model
+        image = torch.empty(1, 3, img_size, img_size)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        skeleton.eval()(image)
+        model.to("meta").eval()(image)
     return int(counter.get_total_flops()) // 2
 
 
-def pairwise_similarities(model: Transformer, img_size: int) -> int:
+def pairwise_similarities(model: Transformer | ToST, img_size: int) -> int:
     """Similarities computed between tokens (or tokens and representatives) in all layers and heads.
 
     MSSA and MHSA: N² per head; CBSA: mN + m(m+1)/2; Agent: mN; the channel mixers: N·p, as the paper counts
     TSSA. N includes CLS.
     """
+    if isinstance(model, ToST):
+        patches = (img_size // model.patch_size) ** 2
+        class_rows = sum(block.attn.num_heads for block in _modules(model.cls_attn_blocks))
+        return len(model.blocks) * patches * int(model.embed_dim) + int(class_rows) * (patches + 1)
     side = -(-img_size // model.patch_size)
     n = side * side + model.num_prefix_tokens
     total = 0
@@ -86,12 +94,32 @@ def _stem(model: Transformer, img_size: int) -> int:
     if not isinstance(stem, ConvStem):
         side = -(-img_size // model.patch_size)
         return side * side * stem.proj.in_features * stem.proj.out_features
+    return _conv_stages(stem.proj, img_size)
+
+
+def _conv_stages(stages: nn.Sequential, img_size: int) -> int:
     total, side = 0, img_size
-    for stage in list(stem.proj)[::2]:
+    for stage in list(stages)[::2]:
         conv = stage[0]  # type: ignore[index]
         side = -(-side // 2)
         total += side * side * 9 * conv.in_channels * conv.out_channels
     return total
+
+
+def _tost(model: ToST, img_size: int) -> int:
+    """Original ToST: stem, Fourier positions, blocks over the patches, class attention, head."""
+    n, d = (img_size // model.patch_size) ** 2, int(model.embed_dim)
+    blocks = len(model.blocks) * (2 * n * d * d + n * d + 8 * n * d * d)
+    # Class attention: query, output and MLP of one token, keys and values of all.
+    one_token, all_tokens = 2 * d * d + 8 * d * d, 2 * (n + 1) * d * d + 2 * (n + 1) * d
+    classes = len(_modules(model.cls_attn_blocks)) * (one_token + all_tokens)
+    stem: Any = model.patch_embed
+    return _conv_stages(stem.proj, img_size) + n * 64 * d + blocks + classes + d * int(model.num_classes)
+
+
+def _modules(container: object) -> list[Any]:
+    """What an ``nn.ModuleList`` holds."""
+    return list(container) if isinstance(container, nn.ModuleList) else []
 
 
 def _block(block: Block, tokens: Tokens) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
+from cbsa.models.tost import ToST
 from cbsa.models.transformer import Transformer
 
 SIZES: dict[str, dict[str, int]] = {
@@ -37,6 +38,15 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     ),
 }
 ORIGINAL_CRATE = ({"attention": "mssa", "stem": "linear"}, ("base", "large"))
+# The original ToST, by the names of its code: width, depth, heads, initial scale of the residual branches.
+ORIGINAL_TOST: dict[str, tuple[int, int, int, float]] = {
+    "tiny_12": (192, 12, 4, 1.0),
+    "small_12": (384, 12, 8, 1.0),
+    "tiny_24": (192, 24, 4, 1e-5),
+    "small_24": (384, 24, 8, 1e-5),
+    "medium_24": (512, 24, 8, 1e-5),
+    "large_24": (768, 24, 16, 1e-5),
+}
 
 
 def _default_cfg(img_size: int, stem: str) -> dict[str, Any]:
@@ -70,6 +80,11 @@ def _entries() -> dict[str, tuple[dict[str, Any], str]]:
             {**SIZES[size], **INPUTS["patch16_224"], **arguments},
             "Original CRATE: MSSA and ISTA on a linear stem",
         )
+    for size, (dim, depth, heads, eta) in ORIGINAL_TOST.items():
+        entries[f"tost_cab_{size}_patch16_224"] = (
+            {"embed_dim": dim, "depth": depth, "num_heads": heads, "eta": eta, **INPUTS["patch16_224"]},
+            "Original ToST: TSSA and MLP in XCiT's frame, with class attention",
+        )
     return entries
 
 
@@ -82,25 +97,25 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def checkpoint_filter_fn(state_dict: dict[str, Any], model: Transformer) -> dict[str, Any]:
+def checkpoint_filter_fn(state_dict: dict[str, Any], model: Transformer | ToST) -> dict[str, Any]:
     """Fit a state dict to a model: the position embedding is resampled to the model's grid."""
     from cbsa.models.checkpoints import fit_positions
 
-    return fit_positions(state_dict, model)
+    return fit_positions(state_dict, model) if isinstance(model, Transformer) else state_dict
 
 
 def _register(name: str, arguments: dict[str, Any], what: str) -> None:
-    def entry(pretrained: bool = False, **kwargs: Any) -> Transformer:
+    def entry(pretrained: bool = False, **kwargs: Any) -> Transformer | ToST:
         out_indices = kwargs.pop("out_indices", 3)
-        model: Transformer = build_model_with_cfg(
-            Transformer,
+        model: Any = build_model_with_cfg(
+            ToST if name.startswith("tost_cab_") else Transformer,
             name,
             pretrained,
             pretrained_filter_fn=checkpoint_filter_fn,
             feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
             **(arguments | kwargs),
         )
-        return model
+        return model  # type: ignore[no-any-return]
 
     entry.__name__ = entry.__qualname__ = name
     entry.__module__ = __name__
