@@ -9,6 +9,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+_MOST_SHOWN = 12  # choices that an error lists
+
 
 def check_choice(argument: str, value: object, choices: Collection[str]) -> str:
     """Return ``value`` if it is one of ``choices``; otherwise raise, naming the nearest ones."""
@@ -17,7 +19,9 @@ def check_choice(argument: str, value: object, choices: Collection[str]) -> str:
     if value not in choices:
         nearest = difflib.get_close_matches(value, choices, n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
-        raise ValueError(f"{argument}={value!r}: expected one of {', '.join(map(repr, choices))}{hint}")
+        shown = ", ".join(map(repr, list(choices)[:_MOST_SHOWN]))
+        more = f", … ({len(choices)} in all)" if len(choices) > _MOST_SHOWN else ""
+        raise ValueError(f"{argument}={value!r}: expected one of {shown}{more}{hint}")
     return value
 
 
