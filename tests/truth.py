@@ -61,12 +61,20 @@ def contract_broadcast(
 
 
 def listing(
-    w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, contraction: str = "softmax"
+    w: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    contraction: str = "softmax",
+    mask: Tensor | None = None,
 ) -> Tensor:
     """The paper's listing (appendix D) after the projection: what plain PyTorch computes in a given dtype."""
     scale = w.shape[-1] ** -0.5
     eta, kappa = (s.to(w.dtype)[:, None, None] for s in (step_rep, step_out))
-    attn = ((reps @ w.transpose(-1, -2)) * scale).softmax(-1)
+    scores = (reps @ w.transpose(-1, -2)) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, None, None, :], -torch.inf)
+    attn = scores.softmax(-1)
     rep = reps + eta * (attn @ w)
     if contraction == "softmax":
         rep = ((rep @ rep.transpose(-1, -2)) * scale).softmax(-1) @ rep

@@ -93,6 +93,25 @@ def test_legacy_pooling_is_remembered_by_the_hub_format(tmp_path):
         assert torch.equal(again(images), model(images))
 
 
+def test_what_was_done_to_a_model_is_saved_with_it(tmp_path):
+    model = little("cbsa", num_classes=1000, representatives=(3, 2), weight_init="unit_steps")
+    model.reset_classifier(4, "avg")
+    model.set_input_size((96, 128))
+    model.save_pretrained(tmp_path / "hub")
+    again = Transformer.from_pretrained(tmp_path / "hub").eval()
+    images = torch.randn(2, 3, 96, 128)
+    with torch.no_grad():
+        assert torch.equal(again(images), model(images))
+    registered = create_model("cbt_tiny_patch4_32", num_classes=7, representatives=(3, 2)).eval()
+    registered.set_input_size(48)
+    save_model(registered, tmp_path / "timm", architecture="cbt_tiny_patch4_32")
+    again = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
+    assert again.blocks[0].attn.representatives == (3, 2)
+    images = torch.randn(2, 3, 48, 48)
+    with torch.no_grad():
+        assert torch.equal(again(images), registered(images))
+
+
 def test_save_model_loads_through_timm(tmp_path):
     model = create_model("cbt_tiny_patch4_32", num_classes=7).eval()
     for block in model.blocks:

@@ -135,11 +135,16 @@ def test_torch_func_transforms(impl):
 @pytest.mark.parametrize("contraction", ["softmax", "none"])
 @pytest.mark.parametrize("shape", [(2, 3, 197, 64, 64), (1, 2, 33, 7, 10), (2, 1, 5, 16, 100)])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF_DTYPES], ids=str)
-def test_low_precision_is_as_good_as_plain_pytorch(dtype, shape, contraction, impl, device):
+@pytest.mark.parametrize("masked", [False, True])
+def test_low_precision_is_as_good_as_plain_pytorch(masked, dtype, shape, contraction, impl, device):
+    options = {"contraction": contraction, "mask": None}
+    if masked:
+        options["mask"] = torch.rand(shape[0], shape[2], device=device) < 0.7
+        options["mask"][:, 0] = True
     assert_as_good_as(
-        partial(contract_broadcast, contraction=contraction, impl=impl),
-        partial(truth.listing, contraction=contraction),
-        partial(truth.contract_broadcast, contraction=contraction),
+        partial(contract_broadcast, impl=impl, **options),
+        partial(truth.listing, **options),
+        partial(truth.contract_broadcast, **options),
         partial(make_inputs, *shape, device=device),
         dtype,
         NAMES,
@@ -154,9 +159,12 @@ def test_low_precision_is_as_good_as_plain_pytorch(dtype, shape, contraction, im
 def test_low_precision_exact_contraction(dtype, impl, device):
     """It is solved in float64: only the rounding of its operands is left."""
     inputs = [x.to(dtype) for x in make_inputs(2, 3, 50, 12, 8, device=device)]
-    expected = truth.contract_broadcast(*[x.double() for x in inputs], contraction="exact", eps=1.0)
-    actual = contract_broadcast(*inputs, contraction="exact", eps=1.0, impl=impl)
-    assert_close(actual, expected, 8 * torch.finfo(dtype).eps)
+    options, weight = {"contraction": "exact", "eps": 1.0}, torch.randn_like(inputs[0])
+    wide = [x.double() for x in inputs]
+    expected = value_and_grads(partial(truth.contract_broadcast, **options), wide, weight.double())
+    actual = value_and_grads(partial(contract_broadcast, impl=impl, **options), inputs, weight)
+    for name, a, t in zip(["output", *NAMES], actual, expected, strict=True):
+        assert_close(a, t, 16 * torch.finfo(dtype).eps, name)
 
 
 @pytest.mark.parametrize("device", DEVICES)

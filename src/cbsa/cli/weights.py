@@ -61,7 +61,7 @@ def export(
 
 
 def convert(
-    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint of the authors, CRATE or a ToST twin.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint of the authors, of CRATE or of ToST.")],
     model: Model,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for weights, config and card.")],
 ) -> None:

@@ -143,21 +143,13 @@ def load_reference_checkpoint(model: AnyModel, path: str | Path) -> AnyModel:
     head = state_dict.get("head.weight")
     if head is not None and head.dim() == 2 and head.shape[0] != model.num_classes:
         model.reset_classifier(head.shape[0])
-        record(model, num_classes=head.shape[0])
     load_weights(model, state_dict, str(path))
     pooling = [m for m in model.modules() if isinstance(m, CBSA) and m.init == "pool"]
     for layer in pooling:
         layer.legacy_pool = True
-    if pooling:
-        record(model, legacy_pool=True)
+    if pooling and isinstance(model, Transformer):
+        model.record(legacy_pool=True)
     return model
-
-
-def record(model: Transformer | ToST, **arguments: Any) -> None:
-    """Note constructor arguments that a model has come to have, in the configuration it is saved with."""
-    config = getattr(model, "_hub_mixin_config", None)
-    if isinstance(config, dict):
-        config.update(arguments)
 
 
 def save_model(
@@ -182,8 +174,14 @@ def save_model(
     pretrained_cfg = dict(getattr(model, "pretrained_cfg", None) or {})
     for key in ("url", "hf_hub_id", "file", "source", "architecture", "tag", "custom_load"):
         pretrained_cfg.pop(key, None)
-    arguments = {"img_size": list(model.img_size)} | ({"legacy_pool": True} if legacy else {})
-    pretrained_cfg |= {"input_size": [3, *model.img_size], "num_classes": model.num_classes}
+    # Everything the model was made with, beyond what its name says: a layout of representatives, say, leaves
+    # no trace in the shapes of the weights.
+    arguments = dict(getattr(model, "_hub_mixin_config", None) or {})
+    arguments |= {"img_size": list(model.img_size)} | ({"legacy_pool": True} if legacy else {})
+    for key in ("num_classes", "global_pool", "in_chans", "device", "dtype"):
+        arguments.pop(key, None)
+    channels = model.patch_embed.in_chans if isinstance(model, Transformer) else 3
+    pretrained_cfg |= {"input_size": [channels, *model.img_size], "num_classes": model.num_classes}
     config = {
         "architecture": architecture,
         "num_classes": model.num_classes,

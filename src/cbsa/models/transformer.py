@@ -177,6 +177,7 @@ class Transformer(
         self.num_classes = check_int("num_classes", num_classes, at_least=0)
         if global_pool is not None:
             self.global_pool = check_choice("global_pool", global_pool, POOLS)
+        self.record(num_classes=self.num_classes, global_pool=self.global_pool)
         head = nn.Linear(self.embed_dim, num_classes) if num_classes > 0 else nn.Identity()
         self.head = head.to(self.pos_embed.device, self.pos_embed.dtype)
 
@@ -185,6 +186,12 @@ class Transformer(
         size, grid = self._sizes(img_size)
         self.pos_embed = nn.Parameter(self._positions(grid).detach().clone())
         self.img_size, self.grid = size, grid
+        self.record(img_size=list(size))
+
+    def record(self, **arguments: Any) -> None:
+        """Note constructor arguments the model has come to have, in the configuration it is saved with."""
+        if isinstance(self._hub_mixin_config, dict):
+            self._hub_mixin_config.update(arguments)
 
     # --- inference form ----------------------------------------------------------------------------------
 
