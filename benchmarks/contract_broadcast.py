@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from cbsa.experiments.report import environment
+from cbsa._environment import environment
 from cbsa.ops import contract_broadcast
 
 # (batch, heads, tokens, representatives, channels of a head)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cbsa.cli import reproduce, weights
+from cbsa.cli import reproduce, train, weights
 from cbsa.cli.models import models
 
 app = typer.Typer(
@@ -15,6 +15,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(reproduce.app, name="reproduce")
+app.command()(train.train)
+app.command()(train.finetune)
+app.command("eval")(train.evaluate)
+app.command()(train.plot)
 app.command()(models)
 app.command()(weights.export)
 app.command()(weights.convert)

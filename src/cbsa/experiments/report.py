@@ -1,29 +1,15 @@
 """What every experiment leaves behind: its numbers with their origin, and its pictures."""
 
 import json
-import platform
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from cbsa._version import __version__
+from cbsa._environment import environment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def environment() -> dict[str, str]:
-    """Versions and hardware that a number depends on."""
-    return {
-        "cbsa": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-    }
 
 
 def prepare_folder(folder: Path) -> None:

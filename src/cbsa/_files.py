@@ -1,0 +1,35 @@
+"""Files that are whole or not there."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file so that ``path`` holds either its old content or all of the new one, whatever happens.
+
+    The content goes to a temporary file beside it, reaches the disk (fsync), and is renamed. If anything
+    fails, a full disk say, the temporary file is removed and the old content stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the rename too
+    finally:
+        os.close(folder)
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write a text file whole or not at all; see :func:`write_atomically`."""
+    write_atomically(path, lambda file: file.write(text.encode()))

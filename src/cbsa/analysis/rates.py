@@ -1,0 +1,99 @@
+"""How far each layer compresses its tokens: coding rates within the subspaces of the heads."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cbsa._checks import check_positive_number
+from cbsa.analysis.probing import head_tokens, probing
+from cbsa.layers import ISTA
+from cbsa.models import Block, Transformer
+from cbsa.objective import coding_rate
+
+
+@dataclass(frozen=True)
+class CodingRates:
+    """Coding rates R(U_kᵀ LN(Z)) in nats, by layer and head, and sparsity by layer; means over images.
+
+    A layer's rates are all taken in its own subspaces, through its own norm, so that they compare; their sum
+    over the heads is the compression term R_c of eq. MCR2. The normalised rates are those of the projected
+    tokens scaled to unit length in each head: they depend on angles alone (the paper's normalised variant).
+    """
+
+    input: Tensor  # (layers, heads): of what enters the block
+    attention: Tensor  # (layers, heads): after the attention and its residual
+    feed_forward: Tensor  # (layers, heads): of what leaves the block
+    normalized_input: Tensor  # (layers, heads)
+    normalized_attention: Tensor  # (layers, heads)
+    normalized_feed_forward: Tensor  # (layers, heads)
+    sparsity: Tensor  # (layers,): share of exact zeros in ISTA's output, NaN for a block without ISTA
+    eps: float  # quantisation precision ε
+
+    def table(self) -> list[dict[str, float]]:
+        """One row per layer and head, ready for a CSV file."""
+        names = ("input", "attention", "feed_forward")
+        columns = [*names, *(f"normalized_{name}" for name in names)]
+        layers, heads = self.input.shape
+        return [
+            {
+                "layer": layer,
+                "head": head,
+                **{name: getattr(self, name)[layer, head].item() for name in columns},
+                "sparsity": self.sparsity[layer].item(),
+            }
+            for layer in range(layers)
+            for head in range(heads)
+        ]
+
+
+def coding_rates(model: Transformer, images: Tensor, eps: float = 0.1) -> CodingRates:
+    """Measure ½ logdet(I + p/(N ε²)·WᵀW) with W = U_kᵀ LN(Z) at three points of every block (eq. cr, MCR2).
+
+    This is the paper's figure of the compression term, CLS included as in the authors' code. Attention with
+    query, key and value has no single subspace per head: its values stand for W.
+
+    Args:
+        model: any :class:`cbsa.models.Transformer`; its mode and hooks are left as they were.
+        images: (B, C, height, width), of any size; they are moved to the model's device.
+        eps: quantisation precision ε.
+
+    Returns:
+        Means over the images, on the model's device.
+    """
+    check_positive_number("eps", eps)
+    taken: dict[str, list[Tensor]] = {"input": [], "attention": [], "feed_forward": []}  # each (2, H)
+    zeros: list[Tensor] = []
+
+    def measure(name: str, block: Block, x: Tensor) -> None:
+        w = head_tokens(block.attn, block.norm1(x))[-1]  # (B, H, N, p)
+        taken[name].append(torch.stack([coding_rate(w, eps, normalize=n).mean(0) for n in (False, True)]))
+
+    def before(block: Block, args: tuple[Tensor, ...]) -> None:
+        measure("input", block, args[0])
+
+    def between(block: Block, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+        measure("attention", block, args[0])
+
+    def after(block: Block, args: tuple[Tensor, ...], out: Tensor) -> None:
+        measure("feed_forward", block, out)
+        share = (out == 0).double().mean() if isinstance(block.ff, ISTA) else out.new_tensor(torch.nan)
+        zeros.append(share.float())
+
+    with probing(model) as stack:
+        blocks: Any = model.blocks
+        for block in blocks:
+            stack.enter_context(block.register_forward_pre_hook(before))
+            stack.enter_context(block.norm2.register_forward_pre_hook(partial(between, block)))
+            stack.enter_context(block.register_forward_hook(after))
+        model.forward_features(images.to(model.pos_embed.device))
+
+    rates = {name: torch.stack(values, dim=1) for name, values in taken.items()}  # (2, layers, H)
+    return CodingRates(
+        **{name: plain for name, (plain, _) in rates.items()},
+        **{f"normalized_{name}": normalized for name, (_, normalized) in rates.items()},
+        sparsity=torch.stack(zeros),
+        eps=eps,
+    )

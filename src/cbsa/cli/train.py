@@ -1,0 +1,208 @@
+"""``cbsa train``, ``finetune``, ``eval`` and ``plot``: runs from the command line."""
+
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from cbsa.train import Result, TrainConfig
+
+_MOST_CLASSES_LISTED = 20
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(help="Settings to change, as name=value, e.g. data.root=/data optimizer.lr=1e-3."),
+]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the run.")]
+Show = Annotated[bool, typer.Option("--show", help="Show the recipe and its settings, and do nothing.")]
+
+
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="Name of a recipe; see --list.")] = None,
+    settings: Settings = None,
+    out: Out = None,
+    list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
+    show: Show = False,
+) -> None:
+    """Train a classifier, or go on with a run that was interrupted: the same command resumes it.
+
+    Under torchrun it runs in several processes: torchrun --nproc-per-node 8 -m cbsa train RECIPE …
+    """
+    from cbsa.train import RECIPES
+
+    if list_recipes or recipe is None:
+        _list_recipes(RECIPES)
+        return
+    config = _configure(recipe, settings)
+    if show:
+        _show(config)
+        return
+    _run(config, out or Path("outputs") / "train" / f"{config.recipe}-seed{config.seed}")
+
+
+def finetune(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe, e.g. finetune_pets.")],
+    settings: Settings = None,
+    out: Out = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Weights to start from: a run's folder, .safetensors, or an authors' checkpoint."),
+    ] = None,
+    show: Show = False,
+) -> None:
+    """Fine-tune trained weights on another data set; the classifier is made anew for its classes."""
+    config = _configure(recipe, settings)
+    if weights is not None:
+        config = replace(config, model=replace(config.model, weights=weights))
+    if show:
+        _show(config)
+        return
+    if config.model.weights is None and not config.model.kwargs.get("pretrained"):
+        raise typer.BadParameter("fine-tuning needs weights to start from: give --weights FILE_OR_FOLDER")
+    _run(config, out or Path("outputs") / "finetune" / f"{config.recipe}-seed{config.seed}")
+
+
+def evaluate(
+    target: Annotated[str, typer.Argument(help="Folder of a run, or a recipe with model.weights=FILE.")],
+    settings: Settings = None,
+    checkpoint: Annotated[str, typer.Option(help="Of a run: 'last' or 'best'.")] = "last",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="JSON file for the numbers.")] = None,
+) -> None:
+    """Evaluate weights on the evaluation split: accuracy, loss, and the accuracy of each class."""
+    from cbsa._checks import check_choice
+    from cbsa.report import per_class_accuracy
+    from cbsa.train.assess import CHOICES, assess, config_of_run
+    from cbsa.train.fields import override
+
+    console = Console()
+    with _friendly():
+        check_choice("--checkpoint", checkpoint, CHOICES)
+        folder = Path(target)
+        if folder.is_dir():
+            config = override(config_of_run(folder, checkpoint), settings or [])
+        else:
+            config = _configure(target, settings)
+        result = assess(config, console)
+    metrics = result.metrics
+    table = Table(title=f"{config.model.name} on {metrics.count:,} images of {config.data.dataset}")
+    for name in ("top-1 %", "top-5 %", "loss", "unreadable"):
+        table.add_column(name, justify="right")
+    table.add_row(f"{metrics.top1:.2f}", f"{metrics.top5:.2f}", f"{metrics.loss:.4f}", str(result.unreadable))
+    console.print(table)
+    numbers: dict[str, Any] = {k: getattr(metrics, k) for k in ("top1", "top5", "loss", "count")}
+    if metrics.confusion is not None:
+        accuracy = per_class_accuracy(metrics.confusion).tolist()
+        numbers["per_class"] = dict(zip(result.classes, accuracy, strict=True))
+        _print_classes(console, numbers["per_class"])
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(numbers, indent=2) + "\n")
+        console.print(f"Written: {out}", soft_wrap=True)
+
+
+def plot(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Picture to write; also as SVG.")] = Path(
+        "outputs/curves.png"
+    ),
+) -> None:
+    """Draw loss, accuracy and learning rate of one or many runs."""
+    from cbsa.experiments.report import save_figure
+    from cbsa.report import plot_curves
+    from cbsa.train.log import read_epochs
+
+    with _friendly():
+        curves = {str(folder): read_epochs(folder) for folder in runs}
+        for folder, records in curves.items():
+            if not records:
+                raise ValueError(f"{folder} has no finished epoch yet")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    paths = save_figure(plot_curves(curves), out.with_suffix(""))
+    Console().print(f"[bold]Look at {paths[0]}[/bold] (also {paths[1]})", soft_wrap=True)
+
+
+def run_to_end(config: "TrainConfig", folder: Path, console: Console) -> "Result":
+    """Train with progress on the console; a stop or a failure ends the program with its message."""
+    from cbsa.data import TooManyCorruptImages
+    from cbsa.train import NonFiniteError, StoppedError
+    from cbsa.train import train as run
+
+    try:
+        with _friendly():
+            return run(config, folder, console=console)
+    except StoppedError as stop:
+        console.print(f"[yellow]{stop}[/yellow]", soft_wrap=True, highlight=False)
+        raise typer.Exit(128 + stop.signum) from stop
+    except (NonFiniteError, TooManyCorruptImages) as error:
+        console.print(f"[red]Stopped:[/red] {error}", soft_wrap=True, highlight=False)
+        raise typer.Exit(1) from error
+
+
+def _run(config: "TrainConfig", folder: Path) -> None:
+    console = Console()
+    result = run_to_end(config, folder, console)
+    summary = result.summary
+    console.print(
+        f"[bold]top-1 {summary['top1']:.2f} %[/bold], top-5 {summary['top5']:.2f} % on "
+        f"{summary['evaluated_images']:,} images; best {summary['best_top1']:.2f} % in epoch "
+        f"{summary['best_epoch']}; {summary['seconds']:.0f} s",
+        highlight=False,
+    )
+    console.print(
+        f"[bold]Look at {folder}[/bold]: model/, summary.json, epochs.csv, log.jsonl", soft_wrap=True
+    )
+
+
+def _configure(recipe_name: str, settings: list[str] | None) -> "TrainConfig":
+    from cbsa.train import override, recipe
+
+    with _friendly():
+        return override(recipe(recipe_name), settings or [])
+
+
+@contextmanager
+def _friendly() -> Iterator[None]:
+    """Turn errors of the user into messages."""
+    from cbsa.models import CheckpointError
+    from cbsa.train.run_folder import FolderInUseError
+
+    try:
+        yield
+    except (ValueError, TypeError, FileNotFoundError, CheckpointError, FolderInUseError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _list_recipes(recipes: dict[str, Any]) -> None:
+    table = Table("recipe", "what it trains", title="Recipes: cbsa train RECIPE --show says more")
+    for name, function in recipes.items():
+        table.add_row(name, (inspect.getdoc(function) or "").splitlines()[0])
+    Console().print(table)
+
+
+def _show(config: "TrainConfig") -> None:
+    from cbsa.train import RECIPES, to_dict
+
+    console = Console()
+    console.print(inspect.getdoc(RECIPES[config.recipe]) or "", highlight=False, markup=False)
+    console.print_json(json.dumps(to_dict(config)))
+
+
+def _print_classes(console: Console, accuracy: dict[str, float]) -> None:
+    """The accuracy of each class, or of the worst ones if there are many."""
+    rows = sorted(accuracy.items(), key=lambda item: item[1])
+    shown = rows[:_MOST_CLASSES_LISTED]
+    title = (
+        "Accuracy by class" if len(shown) == len(rows) else f"The {len(shown)} worst of {len(rows)} classes"
+    )
+    table = Table("class", "top-1 %", title=title)
+    for name, value in shown:
+        table.add_row(name, f"{100 * value:.1f}")
+    console.print(table)

@@ -1,0 +1,36 @@
+"""Which split of a data set to read."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from cbsa.data.config import DataConfig
+
+TRAIN_SPLITS = ("train", "trainval")
+VAL_SPLITS = ("val", "valid", "validation", "test")
+
+
+def find_root(config: DataConfig) -> Path:
+    """Return the folder of the data set; raise if it is not given or does not exist."""
+    if not config.root:
+        raise ValueError(f"data.root is empty: give the folder of data.dataset={config.dataset!r}")
+    root = Path(config.root).expanduser()
+    if not root.is_dir():
+        raise FileNotFoundError(f"data.root={config.root!r}: there is no such folder")
+    return root
+
+
+def choose_split(
+    config: DataConfig, train: bool, available: Collection[str], preferred: Sequence[str] | None = None
+) -> str:
+    """Return the split that the configuration names, or the first of ``preferred`` that is available."""
+    named = config.train_split if train else config.val_split
+    wanted = [named] if named else list(preferred or (TRAIN_SPLITS if train else VAL_SPLITS))
+    for split in wanted:
+        if split in available:
+            return split
+    field = "train_split" if train else "val_split"
+    raise FileNotFoundError(
+        f"data.root={config.root!r} has no split {' or '.join(map(repr, wanted))}; found "
+        f"{', '.join(map(repr, sorted(available))) or 'none'}. Choose one by data.{field}"
+        + ("" if train else ", or evaluate on a part of the training split by data.holdout")
+    )

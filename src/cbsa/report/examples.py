@@ -1,0 +1,162 @@
+"""Example images: what the model says about them, and where it looks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional as F
+
+from cbsa._checks import check_int
+from cbsa.analysis import AttentionMaps
+from cbsa.report.style import INK, QUIET, RIGHT, WRONG, bare, new_figure, shorten
+
+_HEAT = colormaps["inferno"]
+_SMOOTH = 192  # pixels that the longer side of a map should have
+
+
+def plot_examples(
+    images: Tensor,
+    truth: Tensor,
+    predicted: Tensor,
+    confidence: Tensor,
+    classes: Sequence[str],
+    *,
+    count: int = 24,
+    columns: int = 8,
+) -> Figure:
+    """Draw images with predicted and true label: errors first, the most confident one leading, framed in red.
+
+    Args:
+        images: (B, 1 or 3, height, width), uint8 or floating-point in [0, 1].
+        truth: true classes (B,).
+        predicted: predicted classes (B,).
+        confidence: probability given to the prediction (B,), 0 to 1.
+        classes: names of the classes.
+        count: how many images to draw at most; right ones keep their order.
+        columns: images in a row.
+    """
+    pixels = to_pixels(images)
+    if not len(pixels) == len(truth) == len(predicted) == len(confidence):
+        raise ValueError(
+            f"images, truth, predicted and confidence must have the same length, got {len(pixels)}, "
+            f"{len(truth)}, {len(predicted)}, {len(confidence)}"
+        )
+    wrong = (truth != predicted).cpu()
+    rank = torch.where(wrong, 1 + confidence.double().cpu(), 0)
+    order = rank.argsort(descending=True, stable=True)[: check_int("count", count)].tolist()
+    columns = min(check_int("columns", columns), len(order))
+    rows = -(-len(order) // columns)
+    figure = new_figure(1.25 * columns, 1.5 * rows)
+    for place, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
+        bare(axes)
+        if place >= len(order):
+            continue
+        i = order[place]
+        _show(axes, pixels[i])
+        said, true = (shorten(classes[int(label[i])], 16) for label in (predicted, truth))
+        colour = WRONG if wrong[i] else RIGHT
+        text = f"{said}  {100 * confidence[i].item():.0f} %"
+        axes.set_title(text, fontsize=8.5, color=colour, fontweight="bold", parse_math=False, pad=4)
+        axes.set_xlabel(f"true: {true}" if wrong[i] else "", fontsize=8, color=INK, parse_math=False)
+        bare(axes, colour if wrong[i] else "#d1d5db", 2.2 if wrong[i] else 0.8)
+    return figure
+
+
+def plot_attention(
+    images: Tensor, attention: AttentionMaps, *, titles: Sequence[str] = (), query: str = "CLS"
+) -> Figure:
+    """Draw the maps of all layers in ``attention``, mean over heads: a row per image, a column per layer.
+
+    Each map is upsampled smoothly and its colours run from 0 to its own largest value, so that a flat map
+    looks flat.
+
+    Args:
+        images: the images (B, 1 or 3, height, width) the maps belong to, uint8 or in [0, 1].
+        attention: what :func:`cbsa.analysis.attention_maps` returns for them.
+        titles: a label for each image.
+        query: what to call the query token.
+    """
+    columns = [
+        (f"layer {layer + 1}", maps.mean(1))
+        for layer, maps in zip(attention.layers, attention.maps, strict=True)
+    ]
+    return _overlays(images, columns, titles, f"{query} map, mean over heads")
+
+
+def plot_heads(
+    images: Tensor,
+    attention: AttentionMaps,
+    *,
+    layer: int = -1,
+    titles: Sequence[str] = (),
+    query: str = "CLS",
+) -> Figure:
+    """Draw the map of every head of one layer, the last of ``attention`` by default; see plot_attention."""
+    maps = attention.maps[layer]  # (B, H, h, w)
+    columns = [(f"head {head + 1}", maps[:, head]) for head in range(maps.shape[1])]
+    return _overlays(images, columns, titles, f"{query} map of layer {attention.layers[layer] + 1}")
+
+
+def to_pixels(images: Tensor) -> Tensor:
+    """Images (B, 1 or 3, height, width), uint8 or in [0, 1], as float32 (B, height, width, 3) on the CPU."""
+    if images.dim() != 4 or images.shape[1] not in (1, 3) or not len(images):
+        raise ValueError(f"images must have shape (B, 1 or 3, height, width), got {tuple(images.shape)}")
+    pixels = images.detach().cpu()
+    pixels = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
+    low, high = pixels.min().item(), pixels.max().item()
+    if not (low >= -1e-3 and high <= 1 + 1e-3):
+        raise ValueError(
+            f"images must be uint8 or lie in [0, 1], got values from {low:.3g} to {high:.3g}: "
+            "undo their normalisation first"
+        )
+    return pixels.clamp(0, 1).expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+
+
+def overlay(pixels: Tensor, heat: Tensor) -> Tensor:
+    """Lay maps (B, h, w) over grey versions of pixels (B, height, width, 3), the more opaque the higher."""
+    size = pixels.shape[1:3]
+    smooth = F.interpolate(heat[:, None].float().cpu(), size=size, mode="bicubic", align_corners=False)[:, 0]
+    smooth = smooth.clamp(min=0) / smooth.flatten(1).amax(1).clamp(min=1e-12)[:, None, None]
+    colour = torch.from_numpy(_HEAT(smooth.numpy())[..., :3]).float()  # (B, height, width, 3)
+    grey = (pixels * torch.tensor([0.299, 0.587, 0.114])).sum(-1, keepdim=True)
+    opacity = 0.25 + 0.6 * smooth.unsqueeze(-1)
+    return 0.7 * (1 - opacity) * grey + opacity * colour
+
+
+def _overlays(
+    images: Tensor, columns: Sequence[tuple[str, Tensor]], titles: Sequence[str], what: str
+) -> Figure:
+    """A grid: images, then one column of overlays per (title, maps (B, h, w))."""
+    pixels = _enlarge(to_pixels(images))
+    for title, maps in columns:
+        if len(maps) != len(pixels):
+            raise ValueError(f"{title} has maps of {len(maps)} images, but there are {len(pixels)} images")
+    height, width = pixels.shape[1:3]
+    rows, wide = len(pixels), len(columns) + 1
+    figure = new_figure(1.55 * wide + 0.3, 1.55 * rows * min(height / width, 3) + 0.6)
+    grid = figure.subplots(rows, wide, squeeze=False)
+    drawn = [("image", pixels), *((title, overlay(pixels, maps)) for title, maps in columns)]
+    for column, (title, pictures) in enumerate(drawn):
+        grid[0, column].set_title(title, fontsize=9, color=INK if column == 0 else QUIET)
+        for row in range(rows):
+            _show(grid[row, column], pictures[row])
+            bare(grid[row, column])
+    for row, title in enumerate(titles):
+        grid[row, 0].set_ylabel(shorten(title, 20), fontsize=9, color=INK, parse_math=False)
+    figure.suptitle(what, x=0.01, ha="left", fontsize=10.5, fontweight="bold", color=INK)
+    return figure
+
+
+def _enlarge(pixels: Tensor) -> Tensor:
+    """Repeat the pixels of small images, so that maps over them can be smooth."""
+    times = max(1, _SMOOTH // max(pixels.shape[1:3]))
+    return pixels.repeat_interleave(times, 1).repeat_interleave(times, 2)
+
+
+def _show(axes: Any, picture: Tensor) -> None:
+    """Draw one picture (height, width, 3); small ones keep their pixels sharp."""
+    sharp = max(picture.shape[:2]) <= 64
+    axes.imshow(picture.numpy(), interpolation="nearest" if sharp else "antialiased")

@@ -1,0 +1,124 @@
+"""The processes of a run: started by ``torchrun``, or one alone."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from cbsa.train.config import RuntimeConfig
+from cbsa.train.sync_batch_norm import synchronise_batch_norm
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all of a run."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and talks to the user."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum of a tensor over all processes."""
+        if self.size > 1:
+            distributed.all_reduce(values)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process; over the CPU, so that a GPU is not waited for."""
+        return bool(self.sum(torch.tensor(int(flag))).item())
+
+    def share(self, value: Any) -> Any:
+        """What the main process has, in every process."""
+        if self.size == 1:
+            return value
+        box = [value]
+        distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each process has, in order of their ranks."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        distributed.all_gather_object(values, value)
+        return values
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device to train on; ``"auto"`` takes a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"runtime.device={name!r}: expected auto, cpu, cuda or cuda:INDEX") from error
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"runtime.device={name!r}: PyTorch sees no GPU; use runtime.device=cpu")
+        index = local_rank if device.index is None else device.index
+        if index >= torch.cuda.device_count():
+            raise ValueError(
+                f"runtime.device: GPU {index} is asked for, but there are {torch.cuda.device_count()}; "
+                "start as many processes as there are GPUs"
+            )
+        return torch.device("cuda", index)
+    return device
+
+
+@contextmanager
+def join_world(runtime: RuntimeConfig) -> Iterator[World]:
+    """Join the other processes if ``torchrun`` started several, and leave them at the end."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    device = choose_device(runtime.device, int(os.environ.get("LOCAL_RANK", "0")))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if size == 1:
+        yield World(0, 1, device)
+        return
+    owned = not distributed.is_initialized()
+    if owned:
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield World(distributed.get_rank(), distributed.get_world_size(), device)
+    finally:
+        if owned:
+            distributed.destroy_process_group()
+
+
+def parallelise(model: nn.Module, runtime: RuntimeConfig, world: World) -> nn.Module:
+    """Prepare a model for several processes; with one, it is returned as it is.
+
+    DDP returns a wrapper. FSDP2 shards the parameters of each block in place; in half precision, parameters
+    are gathered in it and gradients reduced in float32.
+    """
+    if world.size == 1:
+        return model
+    if runtime.sync_batch_norm:
+        model = synchronise_batch_norm(model, world.device)
+    if runtime.parallel == "ddp":
+        ids = [world.device.index] if world.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=not runtime.sync_batch_norm)
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(runtime.precision)
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for block in getattr(model, "blocks", ()):
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model itself, without DDP's wrapper."""
+    return model.module if isinstance(model, DistributedDataParallel) else model

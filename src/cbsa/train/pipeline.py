@@ -1,0 +1,65 @@
+"""The images of a run: training and evaluation, for one process."""
+
+from pathlib import Path
+from typing import Any
+
+from cbsa.data import CorruptLog, build_eval_loader, build_train_loader, open_source
+from cbsa.train.config import TrainConfig
+from cbsa.train.display import Display
+from cbsa.train.distributed import World
+
+
+class Pipeline:
+    """Opens both splits of a run's data set and loads them.
+
+    Attributes:
+        train: training loader.
+        evaluation: evaluation loader.
+        source: the training images, to name one by its index.
+        classes: names of the classes.
+        corrupt: unreadable images so far.
+    """
+
+    def __init__(self, config: TrainConfig, folder: Path, world: World, display: Display) -> None:
+        self.source = open_source(config.data, train=True)
+        held_out = open_source(config.data, train=False)
+        self.classes = list(self.source.classes)
+        if list(held_out.classes) != self.classes:
+            raise ValueError("the splits for training and evaluation have different classes")
+        self.corrupt = CorruptLog(
+            config.data.max_corrupt, folder / "corrupt.jsonl" if world.is_main else None, report=display.warn
+        )
+        place: dict[str, Any] = {
+            "device": world.device,
+            "rank": world.rank,
+            "world_size": world.size,
+            "corrupt": self.corrupt,
+        }
+        with display.task("Training images") as update:
+            self.train = build_train_loader(
+                config.data,
+                config.augment,
+                self.source,
+                batch_size=config.batch_size,
+                accumulate=config.accumulate,
+                seed=config.seed,
+                progress=update,
+                **place,
+            )
+        with display.task("Evaluation images") as update:
+            self.evaluation = build_eval_loader(
+                config.data,
+                held_out,
+                batch_size=max(1, config.eval_batch_size // world.size),
+                progress=update,
+                **place,
+            )
+        self.description = (
+            f"{config.data.dataset}: {len(self.source):,} training and {len(held_out):,} evaluation images, "
+            f"{self.num_classes} classes, {self.train.store} store"
+        )
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)

@@ -1,0 +1,221 @@
+"""Recipes: functions that return the settings of a run.
+
+Each says what it needs, how long it takes, what to expect and the command. *Measured* numbers are ours, with
+the command and the log under ``benchmarks/``; *paper* marks the paper's.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from cbsa._checks import check_choice
+from cbsa.data.config import AugmentConfig, DataConfig
+from cbsa.train.config import (
+    ModelConfig,
+    OptimizerConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+
+Recipe = Callable[[], TrainConfig]
+RECIPES: dict[str, Recipe] = {}
+
+
+def recipe(name: str) -> TrainConfig:
+    """The settings of a recipe."""
+    return RECIPES[check_choice("recipe", name, RECIPES)]()
+
+
+def _register(function: Recipe) -> Recipe:
+    RECIPES[function.__name__] = function
+    return function
+
+
+# --- a laptop ------------------------------------------------------------------------------------------
+
+
+@_register
+def digits_cbt() -> TrainConfig:
+    """A small CBT on the 8×8 digits of scikit-learn, on a CPU.
+
+    Needs nothing but the installation: 1,437 training and 360 test images are embedded.
+
+    Command: ``cbsa train digits_cbt``
+    """
+    return TrainConfig(
+        recipe="digits_cbt",
+        model=ModelConfig(
+            "cbt_tiny_patch4_32",
+            {"embed_dim": 64, "depth": 4, "num_heads": 4, "weight_init": "unit_steps"},
+        ),
+        data=DataConfig(
+            "digits",
+            img_size=32,
+            in_chans=1,
+            mean=(0.305,),
+            std=(0.376,),
+            crop_pct=1.0,
+            store="device",
+            workers=0,
+        ),
+        augment=AugmentConfig(crop="pad", padding=4, flip=0.0),
+        optimizer=OptimizerConfig("adamw", 2e-3, 0.05, (0.9, 0.99), decay_all=False),
+        schedule=ScheduleConfig("cosine", warmup_epochs=2),
+        runtime=RuntimeConfig(device="cpu", precision="fp32"),
+        epochs=30,
+        batch_size=64,
+        log_every=10,
+    )
+
+
+# --- the paper -----------------------------------------------------------------------------------------
+
+
+def _imagenet(name: str, size: str) -> TrainConfig:
+    """The paper's pretraining: Lion 2e-4, decay 0.05 on all, batch 256, 150 epochs, 20 of warm-up."""
+    return TrainConfig(
+        recipe=name,
+        model=ModelConfig(f"cbt_{size}_patch16_224"),
+        data=DataConfig("imagenet", workers=16),
+        optimizer=OptimizerConfig("lion", 2e-4, 0.05, (0.9, 0.99)),
+        schedule=ScheduleConfig("reference", warmup_epochs=20),
+        runtime=RuntimeConfig(compile=True),
+        epochs=150,
+        batch_size=256,
+        label_smoothing=0.1,
+    )
+
+
+# size: top-1 on ImageNet-1k, CIFAR-10, CIFAR-100, Flowers-102, Pets (paper, table CBT_tab)
+PAPER_TOP1 = {
+    "tiny": (63.2, 94.8, 76.5, 88.4, 86.8),
+    "small": (71.4, 96.3, 80.4, 91.7, 91.6),
+    "base": (73.4, 96.7, 82.0, 93.6, 92.6),
+    "large": (74.4, 97.3, 83.4, 93.9, 92.9),
+}
+
+
+def _imagenet_recipe(size: str) -> Recipe:
+    name = f"imagenet_cbt_{size}"
+
+    def function() -> TrainConfig:
+        return _imagenet(name, size)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"""CBT-{size.capitalize()} on ImageNet-1k, as the paper trains it.
+
+    Needs ImageNet-1k and GPUs; the authors do not say which nor how long it took, and we have not run it.
+    Expected: {PAPER_TOP1[size][0]} % top-1 (paper).
+
+    Command: ``torchrun --nproc-per-node 8 -m cbsa train {name} data.root=/data/imagenet``
+    """
+    return function
+
+
+for _size in PAPER_TOP1:
+    _register(_imagenet_recipe(_size))
+
+
+# data set: epochs of CRATE, from whom the paper inherits its settings without naming a number of epochs
+_FINETUNE_EPOCHS = {"cifar10": 200, "cifar100": 200, "flowers102": 400, "pets": 400}
+
+
+def _finetune_recipe(place: int, dataset: str) -> Recipe:
+    name = f"finetune_{dataset}"
+
+    def function() -> TrainConfig:
+        return TrainConfig(
+            recipe=name,
+            model=ModelConfig("cbt_tiny_patch16_224"),
+            data=DataConfig(dataset, resize="squash"),
+            augment=AugmentConfig(randaugment="rand-m14-n2"),
+            optimizer=OptimizerConfig("adamw", 5e-5, 0.01, (0.9, 0.999)),
+            schedule=ScheduleConfig("cosine"),
+            runtime=RuntimeConfig(compile=True),
+            epochs=_FINETUNE_EPOCHS[dataset],
+            batch_size=64,
+            label_smoothing=0.0,
+        )
+
+    expected = ", ".join(f"{size[0].upper()} {top1[place]}" for size, top1 in PAPER_TOP1.items())
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"""A CBT pretrained on ImageNet-1k, fine-tuned on {dataset} at 224 px.
+
+    Optimiser and batch are the paper's; epochs, RandAugment and the resizing of test images are CRATE's, from
+    whose code the paper says it inherits them. Needs one GPU and pretrained weights (the paper's, or yours);
+    not measured by us. Expected top-1 in %: {expected} (paper).
+
+    Command: ``cbsa finetune {name} model.name=cbt_tiny_patch16_224 model.weights=FILE data.root=/data``
+    """
+    return function
+
+
+for _place, _dataset in enumerate(_FINETUNE_EPOCHS, 1):
+    _register(_finetune_recipe(_place, _dataset))
+
+
+# --- a laboratory: one GPU, minutes --------------------------------------------------------------------
+
+
+_LABORATORY: dict[str, dict[str, Any]] = {
+    "tiny_imagenet": {
+        "input": "patch4_64",
+        "data": DataConfig("parquet", img_size=64, crop_pct=1.0, workers=16),
+        "padding": 8,
+        "epochs": 20,
+        "what": "Tiny-ImageNet-200 (100,000 images of 64 px, parquet files as on the Hugging Face Hub)",
+        "root": "/data/tiny-imagenet",
+    },
+    "cifar10": {
+        "input": "patch4_32",
+        "data": DataConfig(
+            "cifar10",
+            img_size=32,
+            crop_pct=1.0,
+            mean=(0.4914, 0.4822, 0.4465),
+            std=(0.2470, 0.2435, 0.2616),
+            workers=16,
+        ),
+        "padding": 4,
+        "epochs": 50,
+        "what": "CIFAR-10 (50,000 images of 32 px)",
+        "root": "/data",
+    },
+}
+_ATTENTIONS = {"cbt": "CBSA", "crate": "MSSA", "tost": "TSSA", "agent": "Agent attention"}
+# What we measured; the rest has not been run.
+_MEASURED: dict[str, str] = {}
+
+
+def _laboratory_recipe(dataset: str, family: str, size: str) -> Recipe:
+    name, lab = f"{dataset}_{family}_{size}", _LABORATORY[dataset]
+
+    def function() -> TrainConfig:
+        return TrainConfig(
+            recipe=name,
+            model=ModelConfig(f"{family}_{size}_{lab['input']}"),
+            data=lab["data"],
+            augment=AugmentConfig(crop="pad", padding=lab["padding"]),
+            optimizer=OptimizerConfig("lion", 8e-4 if size == "tiny" else 4e-4, 0.05, (0.9, 0.99)),
+            schedule=ScheduleConfig("cosine", warmup_epochs=lab["epochs"] / 10),
+            runtime=RuntimeConfig(compile=True),
+            epochs=lab["epochs"],
+            batch_size=512,
+            eval_batch_size=1000,
+        )
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"""{_ATTENTIONS[family]} of width {size} on {lab["what"]}.
+
+    For comparisons at laboratory scale: one recipe for all attentions. Needs one GPU.
+    {_MEASURED.get(name, "Not measured.")}
+
+    Command: ``cbsa train {name} data.root={lab["root"]}``
+    """
+    return function
+
+
+for _dataset in _LABORATORY:
+    for _family in _ATTENTIONS:
+        for _size in ("tiny", "small"):
+            _register(_laboratory_recipe(_dataset, _family, _size))

@@ -1,0 +1,77 @@
+"""The folder of a run: its settings, its lock, and what it leaves behind."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cbsa._files import write_text_atomically
+from cbsa.train.config import TrainConfig
+from cbsa.train.fields import differences, from_dict, to_dict
+
+# Settings that change how a run is carried out but not what it is: they may differ when it goes on.
+FREE = ("runtime.", "checkpoint.", "data.root", "data.workers", "data.store", "data.download", "log_every")
+
+
+class FolderInUseError(RuntimeError):
+    """Another process is training in the folder."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second run out of the folder; the lock goes with the process, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise FolderInUseError(
+                f"{folder} is in use by another run (process {file.read().strip() or 'unknown'}); wait for "
+                "it, or choose another folder with --out"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def settle_config(folder: Path, config: TrainConfig) -> None:
+    """Store the settings of a new run; for one that goes on, see that they are the ones it began with."""
+    path = folder / "config.json"
+    if path.is_file():
+        changed = [n for n in differences(read_config(folder), config) if not n.startswith(FREE)]
+        if changed:
+            raise ValueError(
+                f"{folder} holds a run with other settings ({', '.join(changed)} differ); go on with the "
+                "same settings, or choose another folder with --out"
+            )
+    write_text_atomically(path, json.dumps(to_dict(config), indent=2) + "\n")
+
+
+def read_config(folder: Path) -> TrainConfig:
+    """The settings stored with a run."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no config.json: it is not the folder of a run")
+    try:
+        return from_dict(TrainConfig, json.loads(path.read_text()))
+    except (json.JSONDecodeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not the configuration of a run: {error}") from error
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Write the result of a run."""
+    write_text_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """The result of a run that has come to its end."""
+    path = folder / "summary.json"
+    if not path.is_file():
+        return None
+    summary: dict[str, Any] = json.loads(path.read_text())
+    return summary

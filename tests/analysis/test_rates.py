@@ -1,0 +1,90 @@
+"""Coding rates against the definition, one image, layer and head at a time."""
+
+import math
+
+import pytest
+import torch
+
+from cbsa.analysis import coding_rates
+from tests import truth
+from tests.analysis.models import pixels, small_model, states
+from tests.compare import DEVICES, assert_close
+
+FIELDS = ("input", "attention", "feed_forward")
+
+
+def head(linear, x, h, p):
+    """Tokens x (N, dim) in head h of the last projection (values, where there are query, key, value)."""
+    own = slice(len(linear.weight) - 3 * p + h * p, len(linear.weight) - 3 * p + (h + 1) * p)
+    w = x @ linear.weight[own].T
+    return w if linear.bias is None else w + linear.bias[own]
+
+
+def rates_by_definition(model, images, eps):
+    """(layers, 3 points, heads) for tokens as they are, and for tokens of unit length."""
+    plain, unit = [], []
+    for block, points in zip(model.blocks, states(model, images)[0], strict=True):
+        p = block.attn.head_dim
+        for z in points:
+            for h in range(block.attn.num_heads):
+                ws = [head(block.attn.proj, block.norm1(x), h, p).T for x in z]  # p×N for each image
+                plain.append(sum(truth.coding_rate(w, eps) for w in ws) / len(ws))
+                unit.append(sum(truth.coding_rate(w / w.norm(dim=0), eps) for w in ws) / len(ws))
+    shape = (len(model.blocks), 3, model.blocks[0].attn.num_heads)
+    return torch.stack(plain).view(shape), torch.stack(unit).view(shape)
+
+
+@pytest.mark.parametrize("attention", ["cbsa", "mssa", "tssa", "channel_cbsa", "mhsa", ["linear", "agent"]])
+@pytest.mark.parametrize(("size", "eps"), [((20, 12), 0.1), ((9, 29), 0.5), ((4, 4), 0.1)])
+@torch.no_grad()
+def test_rates_are_the_definition(attention, size, eps):
+    model, images = small_model(attention, depth=2), pixels(*size)
+    rates = coding_rates(model, images, eps)
+    plain, unit = rates_by_definition(model, images, eps)
+    for i, field in enumerate(FIELDS):
+        assert_close(getattr(rates, field), plain[:, i], 1e-10, field)
+        assert_close(getattr(rates, f"normalized_{field}"), unit[:, i], 1e-10, field)
+    assert rates.eps == eps
+
+
+def test_default_precision_is_the_papers():
+    model, images = small_model(), pixels(20, 12)
+    assert_close(coding_rates(model, images).input, coding_rates(model, images, 0.1).input, 0)
+
+
+def test_sparsity_counts_exact_zeros():
+    model, images = small_model(), pixels(20, 12)
+    expected = [(out == 0).double().mean().item() for _, _, out in states(model, images)[0]]
+    assert coding_rates(model, images).sparsity.tolist() == pytest.approx(expected)
+    assert min(expected) > 0.05
+
+
+def test_mlp_has_no_sparsity():
+    assert coding_rates(small_model("mhsa", feed_forward="mlp"), pixels(8, 8)).sparsity.isnan().all()
+
+
+def test_table_has_a_row_per_layer_and_head():
+    rates = coding_rates(small_model(), pixels(20, 12))
+    rows = rates.table()
+    assert [(r["layer"], r["head"]) for r in rows] == [(i, h) for i in range(3) for h in range(3)]
+    row = rows[5]
+    assert row["attention"] == rates.attention[1, 2].item()
+    assert row["normalized_feed_forward"] == rates.normalized_feed_forward[1, 2].item()
+    assert row["sparsity"] == rates.sparsity[1].item()
+    assert all(math.isfinite(value) for r in rows for value in r.values())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_single_precision_is_close(device):
+    model, images = small_model(), pixels(20, 12)
+    expected = coding_rates(model, images)
+    rates = coding_rates(model.float().to(device), images.float())
+    for field in FIELDS:
+        assert getattr(rates, field).dtype == torch.float32
+        assert getattr(rates, field).device.type == device
+        assert_close(getattr(rates, field).cpu(), getattr(expected, field), 1e-4)
+
+
+def test_precision_must_be_positive():
+    with pytest.raises(ValueError, match="eps must be above 0"):
+        coding_rates(small_model(), pixels(8, 8), eps=0.0)
