@@ -23,7 +23,7 @@ def test_the_log_counts_each_image_once_and_stops_above_its_limit(tmp_path):
     assert log.count == 2
     assert messages == [f"cannot read {name}: OSError: truncated" for name in ("a.jpg", "b.jpg")]
     with pytest.raises(
-        TooManyCorruptImages, match=r"3 images .* data\.max_corrupt=2; .*b\.jpg .*; c\.jpg \(bad\)"
+        TooManyCorruptImages, match=r"3 images .*\.max_corrupt=2; .*b\.jpg .*; c\.jpg \(bad\)"
     ):
         log.record("c.jpg", "bad")
     lines = [json.loads(line) for line in (tmp_path / "run" / "corrupt.jsonl").read_text().splitlines()]

@@ -220,3 +220,21 @@ def test_a_gpu_gets_the_same_batches(setting, workers):
         torch.testing.assert_close(right.images.cpu(), left.images, rtol=0, atol=1e-3)
         assert torch.equal(right.targets.cpu(), left.targets)
         assert torch.equal(right.indices, left.indices)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("crop", ["resized", "pad", "none"])
+def test_the_resident_loader_does_not_make_the_cpu_wait(crop):
+    loader = train_loader(
+        Tiles(40),
+        config={"store": "device"},
+        augment={"crop": crop, "padding": 2},
+        device=torch.device("cuda", 0),
+    )
+    batches = loader.epoch(0)
+    next(batches)
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        assert len(list(batches)) == 9
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -22,9 +22,8 @@ def write(path, seed, form="JPEG"):
 def make_folder(root, split, classes, count=3):
     for c, name in enumerate(classes):
         for i in range(count):
-            write(
-                root / split / name / f"{c}_{i}.{'JPEG' if i else 'png'}", 10 * c + i, "JPEG" if i else "PNG"
-            )
+            form = "JPEG" if i else "PNG"
+            write(root / split / name / f"{c}_{i}.{form}", 10 * c + i, form)
 
 
 def arrays(source):
@@ -42,9 +41,8 @@ def test_digits_are_scikit_learns():
     assert (len(train), len(test)) == (1438, 359)
     assert list(train.classes) == [str(i) for i in range(10)]
     digits = load_digits()
-    both = sorted(
-        (int(label), image.tobytes()) for s in (train, test) for image, label in map(s.read, range(len(s)))
-    )
+    read = [source.read(i) for source in (train, test) for i in range(len(source))]
+    both = sorted((label, image.tobytes()) for image, label in read)
     scaled = np.round(digits.images * 255 / 16).astype(np.uint8)
     assert both == sorted((int(y), x.tobytes()) for x, y in zip(scaled, digits.target, strict=True))
     counts = np.bincount(digits.target)
@@ -78,9 +76,7 @@ def test_one_split_alone_can_be_evaluated(tmp_path):
     make_folder(tmp_path, "test", ["a", "b"])
     config = DataConfig("folder", str(tmp_path))
     assert len(open_source(config, train=False)) == 6
-    with pytest.raises(
-        FileNotFoundError, match=r"no split 'train' or 'trainval'; found 'test'.*data\.train_split"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"no split 'train' or 'trainval'; found 'test'.*train_split"):
         open_source(config, train=True)
     assert len(open_source(DataConfig("folder", str(tmp_path), train_split="test"), train=True)) == 6
 

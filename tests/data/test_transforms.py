@@ -100,8 +100,8 @@ def test_erasing_puts_normal_noise_into_a_box():
         assert changed.sum() > 0.99 * box[0].numel()  # a full box
         noise.append(box.double().flatten())
     noise = torch.cat(noise)
-    assert_close(noise.mean() / 255, torch.tensor(0.5), 2e-3)
-    assert_close(noise.std() / 255, torch.tensor(0.1), 2e-3)
+    assert_close(noise.mean() / 255, torch.tensor(0.5), 0.01)
+    assert_close(noise.std() / 255, torch.tensor(0.1), 0.02)
 
 
 def test_nonsense_for_randaugment_is_refused():

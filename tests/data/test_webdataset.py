@@ -62,7 +62,7 @@ def test_patterns_of_shards(shards):
     check(opened(f"{shards}/train-*.tar"), 0, 9)
     with pytest.raises(FileNotFoundError, match=r"there is no .*train-000002\.tar"):
         opened(f"{shards}/train-{{000000..000003}}.tar")
-    with pytest.raises(FileNotFoundError, match="no split 'val' .*; found 'train'"):
+    with pytest.raises(FileNotFoundError, match=r"no split 'val' .*; found 'train'"):
         opened(f"{shards}/train-*.tar", train=False)
 
 

@@ -79,8 +79,8 @@ def coding_rates(model: Transformer, images: Tensor, eps: float = 0.1) -> Coding
 
     def after(block: Block, args: tuple[Tensor, ...], out: Tensor) -> None:
         measure("feed_forward", block, out)
-        share = (out == 0).double().mean() if isinstance(block.ff, ISTA) else out.new_tensor(torch.nan)
-        zeros.append(share.float())
+        share = (out == 0).float().mean()
+        zeros.append(share if isinstance(block.ff, ISTA) else torch.full_like(share, torch.nan))
 
     with probing(model) as stack:
         blocks: Any = model.blocks

@@ -1,5 +1,6 @@
 """What to read and how to augment it."""
 
+import math
 from dataclasses import dataclass
 
 from cbsa._checks import check_choice, check_int, check_number
@@ -39,11 +40,11 @@ class DataConfig:
         resize: how evaluation brings an image to ``img_size``: ``"crop"`` resizes the shorter side to
             ``img_size / crop_pct`` and takes the centre, ``"squash"`` resizes both sides.
         crop_pct: see ``resize``.
-        interpolation: ``"bilinear"`` or ``"bicubic"``.
+        interpolation: ``"bilinear"`` or ``"bicubic"``; a crop ``"resized"`` on the device is always bilinear.
         store: ``"device"`` keeps the decoded images as bytes on the training device and augments there,
             ``"host"`` decodes in worker processes, ``"auto"`` takes the device for a GPU if the images and
             the augmentation allow it.
-        workers: processes that decode images.
+        workers: processes that decode images, at most one a core; batches do not depend on their number.
         max_corrupt: unreadable images that are reported and skipped before the run is stopped.
         download: let torchvision download the data set if it is missing.
     """
@@ -80,6 +81,8 @@ class DataConfig:
                 raise ValueError(
                     f"data.{name} must have data.in_chans = {self.in_chans} values, got {len(values)}"
                 )
+            for value in values:
+                check_number(f"data.{name}", value)
         if min(self.std) <= 0:
             raise ValueError(f"data.std must be above 0, got {self.std}")
         if not 0 <= check_number("data.holdout", self.holdout) < 1:
@@ -118,12 +121,11 @@ class AugmentConfig:
     def __post_init__(self) -> None:
         check_choice("augment.crop", self.crop, CROPS)
         check_int("augment.padding", self.padding, at_least=0)
-        for name, limit in (("scale", 1.0), ("ratio", float("inf"))):
-            low, high = getattr(self, name)
+        for name, limit in (("scale", 1.0), ("ratio", math.inf)):
+            low, high = (check_number(f"augment.{name}", value) for value in getattr(self, name))
             if not 0 < low <= high <= limit:
-                raise ValueError(
-                    f"augment.{name} must rise from above 0 to at most {limit}, got {(low, high)}"
-                )
+                bound = "" if limit == math.inf else f" to at most {limit}"
+                raise ValueError(f"augment.{name} must rise from above 0{bound}, got {(low, high)}")
         for name in ("flip", "erase"):
             if not 0 <= check_number(f"augment.{name}", getattr(self, name)) <= 1:
                 raise ValueError(f"augment.{name} is a probability, got {getattr(self, name)}")

@@ -136,7 +136,8 @@ def _mixing(layer: Attention, inner: int, tokens: Tokens) -> int:
     if isinstance(layer, CBSA):
         m = layer.num_representatives
         (h, w), (rows, columns) = tokens.grid, layer.representatives
-        pooling = h * w * columns * inner + h * rows * columns * inner if tokens.pooling else 0
+        by_products = tokens.pooling and bool(h % rows or w % columns)  # windows that divide need none
+        pooling = h * w * columns * inner + h * rows * columns * inner if by_products else 0
         return 3 * n * m * inner + (2 * m * m * inner if layer.contraction == "softmax" else 0) + pooling
     if isinstance(layer, (MSSA, MHSA)):
         return 2 * n * n * inner

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cbsa._checks import check_floating, check_grid, check_mask, check_sizes
+from cbsa._tracing import is_exporting
 from cbsa.ops.precision import accumulation_dtype, no_autocast, solve_dtype
 
 # Up to so many windows along an axis a matrix is cheap, and weighs little beside the tokens.
@@ -25,9 +26,9 @@ def pool_tokens(
     ``torch.nn.AdaptiveAvgPool*d``, for any ``n`` and ``o`` (windows overlap when ``o`` does not divide
     ``n`` and repeat tokens when ``o > n``).
 
-    Along an axis of few windows it is computed as a product with a small 0/1 matrix, along one of many by
-    prefix sums: nothing of size N×m. Unlike PyTorch's own pooling this exports to ONNX with a dynamic grid,
-    and its backward is deterministic on every device.
+    Windows that divide the grid are reduced directly. Otherwise, along an axis of few windows it is a product
+    with a small 0/1 matrix, along one of many it goes by prefix sums: nothing of size N×m. Unlike PyTorch's
+    own pooling this exports to ONNX with a dynamic grid, and its backward is deterministic on every device.
 
     Args:
         x: tokens (B, N, C), N = prod(grid), the last axis of the grid running fastest.
@@ -51,6 +52,8 @@ def pool_tokens(
     check_mask(mask, batch, num_tokens, x.device)
 
     with no_autocast(x.device):
+        if mask is None and not is_exporting() and all(n % o == 0 for n, o in zip(sizes, bins, strict=True)):
+            return _average_of_equal_windows(x, sizes, bins)
         if mask is None:
             alive = [torch.ones(1, n, dtype=torch.bool, device=x.device) for n in sizes]
             sums, counts = _window_sums(x, alive, bins), _window_sizes(sizes, bins, x.device)
@@ -59,6 +62,15 @@ def pool_tokens(
             sums = _window_sums(x.masked_fill(~mask.unsqueeze(-1), 0), alive, bins)
             counts = _window_sums(mask.to(torch.float32).unsqueeze(-1), alive, bins).clamp_min(1)
         return (sums / counts).to(x.dtype)
+
+
+def _average_of_equal_windows(x: Tensor, grid: Sequence[int], bins: Sequence[int]) -> Tensor:
+    """Average x (B, N, C) over windows that divide the grid: a plain reduction, which compilers fuse."""
+    sides = [(windows, n // windows) for n, windows in zip(grid, bins, strict=True)]
+    tiles = x.reshape(x.shape[0], *(side for pair in sides for side in pair), x.shape[2])
+    within = tuple(range(2, 2 + 2 * len(sides), 2))
+    average = tiles.mean(within, dtype=accumulation_dtype(x.dtype))  # (B, *bins, C)
+    return average.reshape(x.shape[0], math.prod(bins), x.shape[2]).to(x.dtype)
 
 
 def _window_sizes(grid: Sequence[int], bins: Sequence[int], device: torch.device) -> Tensor:

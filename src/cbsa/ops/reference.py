@@ -22,22 +22,24 @@ def contract_broadcast(
     """Extract, contract, broadcast; see :func:`cbsa.ops.contract_broadcast`."""
     if mask is not None:
         w = w.masked_fill(~mask[:, None, :, None], 0)
-    a = extraction_weights(w, reps, scale, mask)  # (B, H, m, N)
-    r = reps + per_head(step_rep, w.dtype) * (a @ w)  # (B, H, m, d)
+    at = extraction_weights(w, reps, scale, mask).mT  # Aᵀ (B, H, N, m), as it lies in memory
+    gathered = (w.mT @ at).mT  # A w; written so that the gradient of Aᵀ lies as Aᵀ does
+    r = reps + per_head(step_rep, w.dtype) * gathered  # (B, H, m, d)
     c = contract(r, contraction, scale, eps)  # (B, H, m, d)
-    return per_head(step_out, w.dtype) * (a.mT @ c)  # (B, H, N, d)
+    return per_head(step_out, w.dtype) * (at @ c)  # (B, H, N, d)
 
 
 def extraction_weights(w: Tensor, reps: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
     """Attention A = softmax_n(s·Q wᵀ) of the representatives over the tokens (eq. cross-attn), (B, H, m, N).
 
-    Padding gets exactly 0, also where a whole row is padding.
+    Padding gets exactly 0, also where a whole row is padding. In memory A lies token by token: N is odd more
+    often than not, with CLS, and products with rows of odd length run on a GPU's slowest kernels.
     """
-    scores = (reps * scale) @ w.mT
+    scores = w @ (reps * scale).mT  # (B, H, N, m)
     if mask is None:
-        return scores.softmax(-1)
-    padding = ~mask[:, None, None, :]
-    return scores.masked_fill(padding, torch.finfo(w.dtype).min).softmax(-1).masked_fill(padding, 0)
+        return scores.softmax(-2).mT
+    padding = ~mask[:, None, :, None]
+    return scores.masked_fill(padding, torch.finfo(w.dtype).min).softmax(-2).masked_fill(padding, 0).mT
 
 
 def contract(r: Tensor, contraction: str, scale: float, eps: float) -> Tensor:

@@ -24,11 +24,12 @@ def plot_curves(runs: Mapping[str, Records]) -> Figure:
     """
     if not runs:
         raise ValueError("runs is empty: give the records of at least one run")
-    legend_rows = -(-len(runs) // 4)
-    figure = new_figure(10.5, 3.3 + 0.22 * legend_rows)
+    names = [_label(name, records) for name, records in runs.items()]
+    columns = min(max(1, 130 // (8 + max(map(len, names)))), len(names), 4)  # 130 letters fit the width
+    figure = new_figure(10.5, 3.3 + 0.22 * -(-len(names) // columns))
     loss, top1, rate = figure.subplots(1, 3, width_ratios=(5, 5, 3.2))
     handles = []
-    for (_, records), colour in zip(runs.items(), colours(len(runs)), strict=True):
+    for records, colour in zip(runs.values(), colours(len(runs)), strict=True):
         _draw(loss, records, "train_loss", color=colour, linestyle=(0, (4, 2)), alpha=0.75)
         _draw(loss, records, "val_loss", color=colour)
         _draw(top1, records, "val_top1", color=colour)
@@ -37,7 +38,8 @@ def plot_curves(runs: Mapping[str, Records]) -> Figure:
     panels = ((loss, "Loss"), (top1, "Top-1 accuracy, %"), (rate, "Learning rate"))
     for axes, title in panels:
         tidy(axes, title, "epoch")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+        axes.set_xlim(axes.get_xlim()[0] - 0.3, axes.get_xlim()[1] + 0.3)  # one epoch is some room too
         if not axes.lines:
             axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", color=QUIET)
             axes.set_yticks([])
@@ -45,8 +47,7 @@ def plot_curves(runs: Mapping[str, Records]) -> Figure:
     if loss.lines:
         kinds = [Line2D([], [], color=INK, linestyle=style) for style in ((0, (4, 2)), "-")]
         plain_legend(loss, kinds, ("training", "validation"), loc="upper right")
-    names = [_label(name, records) for name, records in runs.items()]
-    plain_legend(figure, handles, names, loc="outside lower left", ncols=min(len(runs), 4))
+    plain_legend(figure, handles, names, loc="outside lower left", ncols=columns)
     return figure
 
 

@@ -14,6 +14,8 @@ from cbsa.analysis import AttentionMaps
 from cbsa.report.style import INK, QUIET, RIGHT, WRONG, bare, new_figure, shorten
 
 _HEAT = colormaps["inferno"]
+_WIDTH = 10.5  # inches of a grid of examples
+_SHORT, _LONGEST = 8, 18  # letters of class names that fit beside the confidence, and at all
 _SMOOTH = 192  # pixels that the longer side of a map should have
 
 
@@ -47,20 +49,25 @@ def plot_examples(
     wrong = (truth != predicted).cpu()
     rank = torch.where(wrong, 1 + confidence.double().cpu(), 0)
     order = rank.argsort(descending=True, stable=True)[: check_int("count", count)].tolist()
-    columns = min(check_int("columns", columns), len(order))
+    names = [shorten(name, _LONGEST) for name in classes]
+    letters = max(len(names[int(label[i])]) for label in (truth, predicted) for i in order)
+    cell = max(1.25, 0.1 * letters)  # inches
+    columns = min(check_int("columns", columns), len(order), int(_WIDTH / cell))
     rows = -(-len(order) // columns)
-    figure = new_figure(1.25 * columns, 1.5 * rows)
+    height = cell * min(pixels.shape[1] / pixels.shape[2], 3) + (0.45 if letters > _SHORT else 0.3)
+    figure = new_figure(cell * columns, height * rows)
     for place, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
         bare(axes)
         if place >= len(order):
             continue
         i = order[place]
         _show(axes, pixels[i])
-        said, true = (shorten(classes[int(label[i])], 16) for label in (predicted, truth))
         colour = WRONG if wrong[i] else RIGHT
-        text = f"{said}  {100 * confidence[i].item():.0f} %"
+        space = "\n" if letters > _SHORT else "  "
+        text = f"{names[int(predicted[i])]}{space}{100 * confidence[i].item():.0f} %"
         axes.set_title(text, fontsize=8.5, color=colour, fontweight="bold", parse_math=False, pad=4)
-        axes.set_xlabel(f"true: {true}" if wrong[i] else "", fontsize=8, color=INK, parse_math=False)
+        if wrong[i]:
+            axes.set_xlabel(f"true: {names[int(truth[i])]}", fontsize=8, color=INK, parse_math=False)
         bare(axes, colour if wrong[i] else "#d1d5db", 2.2 if wrong[i] else 0.8)
     return figure
 
@@ -122,7 +129,7 @@ def overlay(pixels: Tensor, heat: Tensor) -> Tensor:
     smooth = smooth.clamp(min=0) / smooth.flatten(1).amax(1).clamp(min=1e-12)[:, None, None]
     colour = torch.from_numpy(_HEAT(smooth.numpy())[..., :3]).float()  # (B, height, width, 3)
     grey = (pixels * torch.tensor([0.299, 0.587, 0.114])).sum(-1, keepdim=True)
-    opacity = 0.25 + 0.6 * smooth.unsqueeze(-1)
+    opacity = 0.15 + 0.7 * smooth.unsqueeze(-1)
     return 0.7 * (1 - opacity) * grey + opacity * colour
 
 
