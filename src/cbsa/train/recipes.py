@@ -44,27 +44,25 @@ def digits_cbt() -> TrainConfig:
     """
     return TrainConfig(
         recipe="digits_cbt",
-        model=ModelConfig(
-            "cbt_tiny_patch4_32",
-            {"embed_dim": 64, "depth": 4, "num_heads": 4, "weight_init": "unit_steps"},
-        ),
+        model=ModelConfig("cbt_tiny_patch4_32", {"embed_dim": 64, "depth": 4, "num_heads": 4}),
         data=DataConfig(
             "digits",
             img_size=32,
             in_chans=1,
-            mean=(0.305,),
-            std=(0.376,),
+            mean=(0.5,),
+            std=(0.5,),
             crop_pct=1.0,
+            interpolation="bilinear",
             store="device",
             workers=0,
         ),
         augment=AugmentConfig(crop="pad", padding=4, flip=0.0),
-        optimizer=OptimizerConfig("adamw", 2e-3, 0.05, (0.9, 0.99), decay_all=False),
-        schedule=ScheduleConfig("cosine", warmup_epochs=2),
+        optimizer=OptimizerConfig("adamw", 2e-3, 0.05, (0.9, 0.999), clip_grad=1.0),
+        schedule=ScheduleConfig("cosine", warmup_epochs=4),
         runtime=RuntimeConfig(device="cpu", precision="fp32"),
-        epochs=30,
+        epochs=40,
         batch_size=64,
-        log_every=10,
+        log_every=11,
     )
 
 
