@@ -25,8 +25,8 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
-demo: $(VENV)/.installed ## compress ten noisy classes onto ten lines (paper figure 3d) and draw it
-	$(BIN)/cbsa reproduce fig-3d --out outputs/fig-3d
+demo: $(VENV)/.installed ## train a small CBT on embedded digits on the CPU, and write a page about it
+	$(BIN)/cbsa demo --out outputs/demo
 
 test: lint types ## lint, types and all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile

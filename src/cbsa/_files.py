@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and folders that can hold them."""
 
 import os
 from collections.abc import Callable
@@ -33,3 +33,14 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 def write_text_atomically(path: Path, text: str) -> None:
     """Write a text file whole or not at all; see :func:`write_atomically`."""
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def prepare_folder(folder: Path) -> None:
+    """Create the folder for results, before work is done that would be lost without it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write into {folder}: {error.strerror}; choose another folder") from error

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from cbsa.cli import reproduce, train, weights
+from cbsa.cli.demo import demo
 from cbsa.cli.models import models
 
 app = typer.Typer(
@@ -15,6 +16,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(reproduce.app, name="reproduce")
+app.command()(demo)
 app.command()(train.train)
 app.command()(train.finetune)
 app.command("eval")(train.evaluate)

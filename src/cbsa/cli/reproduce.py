@@ -98,7 +98,7 @@ def fig_complexity(
 
 def _prepare(out: Path) -> None:
     """Create the output folder, or say why not."""
-    from cbsa.experiments.report import prepare_folder
+    from cbsa._files import prepare_folder
 
     try:
         prepare_folder(out)

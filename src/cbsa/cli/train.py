@@ -41,7 +41,7 @@ def train(
     if list_recipes or recipe is None:
         _list_recipes(RECIPES)
         return
-    config = _configure(recipe, settings)
+    config = configure(recipe, settings)
     if show:
         _show(config)
         return
@@ -59,7 +59,7 @@ def finetune(
     show: Show = False,
 ) -> None:
     """Fine-tune trained weights on another data set; the classifier is made anew for its classes."""
-    config = _configure(recipe, settings)
+    config = configure(recipe, settings)
     if weights is not None:
         config = replace(config, model=replace(config.model, weights=weights))
     if show:
@@ -89,7 +89,7 @@ def evaluate(
         if folder.is_dir():
             config = override(config_of_run(folder, checkpoint), settings or [])
         else:
-            config = _configure(target, settings)
+            config = configure(target, settings)
         result = assess(config, console)
     metrics = result.metrics
     table = Table(title=f"{config.model.name} on {metrics.count:,} images of {config.data.dataset}")
@@ -120,10 +120,13 @@ def plot(
     from cbsa.train.log import read_epochs
 
     with _friendly():
-        curves = {str(folder): read_epochs(folder) for folder in runs}
-        for folder, records in curves.items():
+        names = [folder.name for folder in runs]
+        curves = {}
+        for folder in runs:
+            records = read_epochs(folder)
             if not records:
                 raise ValueError(f"{folder} has no finished epoch yet")
+            curves[folder.name if names.count(folder.name) == 1 else str(folder)] = records
     out.parent.mkdir(parents=True, exist_ok=True)
     paths = save_figure(plot_curves(curves), out.with_suffix(""))
     Console().print(f"[bold]Look at {paths[0]}[/bold] (also {paths[1]})", soft_wrap=True)
@@ -161,7 +164,8 @@ def _run(config: "TrainConfig", folder: Path) -> None:
     )
 
 
-def _configure(recipe_name: str, settings: list[str] | None) -> "TrainConfig":
+def configure(recipe_name: str, settings: list[str] | None) -> "TrainConfig":
+    """Settings of a recipe, changed by name=value."""
     from cbsa.train import override, recipe
 
     with _friendly():

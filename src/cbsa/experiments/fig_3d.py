@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from cbsa.experiments.report import prepare_folder, save_figure, save_results
+from cbsa._files import prepare_folder
+from cbsa.experiments.report import save_figure, save_results
 from cbsa.ops import linear_cbsa
 
 if TYPE_CHECKING:

@@ -12,17 +12,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def prepare_folder(folder: Path) -> None:
-    """Create the folder for results, before work is done that would be lost without it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"cannot write into {folder}: {error.strerror}; choose another folder") from error
-
-
 def save_results(path: Path, results: dict[str, Any]) -> None:
     """Write results as JSON, with the command line and the environment they come from."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,8 +11,8 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
+from cbsa._files import prepare_folder, write_text_atomically
 from cbsa._version import __version__
-from cbsa.experiments.report import prepare_folder
 
 _TYPES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
 _DPI = 160  # of figures that hold pictures
@@ -78,9 +77,7 @@ def write_page(
     style = resources.files("cbsa.report").joinpath("page.css").read_text(encoding="utf-8")
     page = _FRAME.format(title=escape(title), style=style, body="\n".join(filter(None, parts)))
     path = folder / "index.html"
-    draft = folder / ".index.html.part"
-    draft.write_text(page, encoding="utf-8")
-    os.replace(draft, path)  # a reader never sees half a page
+    write_text_atomically(path, page)
     return path
 
 
