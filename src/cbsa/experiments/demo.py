@@ -73,9 +73,9 @@ def write_demo_page(run: Path, out: Path) -> Path:
         "A CBT reads digits",
         tiles,
         sections,
-        lead="A Contract-and-Broadcast Transformer, trained from scratch on this computer. Its attention gathers "
-        "a few representatives of all tokens, contracts them, and broadcasts the contractions back: a gradient "
-        "step of a coding-rate objective, in time linear in the number of tokens.",
+        lead="A Contract-and-Broadcast Transformer, trained from scratch on this computer. Its attention "
+        "gathers a few representatives of all tokens, contracts them, and broadcasts the contractions back: a "
+        "gradient step of a coding-rate objective, in time linear in the number of tokens.",
     )
 
 
@@ -89,8 +89,8 @@ def _test_images(data: DataConfig) -> tuple[Tensor, Tensor]:
 def _training(run: Path, config: TrainConfig) -> Section:
     return Section(
         "Training",
-        f"{config.epochs} epochs with {config.optimizer.name}, batches of {config.batch_size}. The training loss "
-        "is the higher one: training images are shifted at random, and its targets are smoothed.",
+        f"{config.epochs} epochs with {config.optimizer.name}, batches of {config.batch_size}. The training "
+        "loss is the higher one: training images are shifted at random, and its targets are smoothed.",
         [Picture(plot_curves({"digits_cbt": read_epochs(run)}), alt="Loss, accuracy and learning rate")],
     )
 
@@ -120,13 +120,13 @@ def _mistakes(
 
 def _compression(model: Transformer, images: Tensor) -> Section:
     rates = coding_rates(model, images)
-    fallen = int((rates.attention < rates.input).sum())
+    fallen, sparsity = int((rates.attention < rates.input).sum()), rates.sparsity.mean().item()
     return Section(
         "Compression, layer by layer",
         "The objective behind the attention is a coding rate: how many nats it takes to describe the tokens "
-        "within each head's subspace, up to a precision of 0.1. Attention is derived as a descent step of it. "
-        f"Here the rate falls through attention in {fallen} of {rates.input.numel()} heads. The feed-forward, "
-        "ISTA, then makes the tokens sparse: most of their entries are exactly 0.",
+        "within each head's subspace, up to a precision of 0.1. Attention is derived as a descent step of "
+        f"it. Here the rate falls through attention in {fallen} of {rates.input.numel()} heads. The "
+        f"feed-forward, ISTA, then makes the tokens sparse: {sparsity:.0%} of their entries are exactly 0.",
         [Picture(plot_rates(rates), "Mean over heads, band: one standard deviation; 128 test images.")],
     )
 
@@ -158,8 +158,8 @@ def _attention(
 def _settings(config: TrainConfig, summary: dict[str, Any]) -> Section:
     return Section(
         "Settings, and where to go from here",
-        "The run's folder holds its settings, log, checkpoints and weights. «cbsa train --list» lists recipes "
-        "for real data, «cbsa plot RUN» draws curves, «cbsa eval RUN» evaluates again.",
+        "The run's folder holds its settings, log, checkpoints and weights. «cbsa train --list» lists "
+        "recipes for real data, «cbsa plot RUN» draws curves, «cbsa eval RUN» evaluates again.",
         facts=[
             ("model", f"{config.model.name} with {config.model.kwargs}"),
             (
