@@ -36,6 +36,10 @@ class CorruptLog:
         """Number of distinct images recorded."""
         return len(self._errors)
 
+    def entries(self) -> list[tuple[str, str]]:
+        """Images recorded, with their errors."""
+        return list(self._errors.items())
+
     def record(self, identity: str, error: str) -> None:
         """Record an image, once; raise :class:`TooManyCorruptImages` if there are more than ``limit``."""
         if identity in self._errors:

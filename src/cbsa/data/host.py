@@ -1,6 +1,7 @@
 """Loaders that decode images in worker processes."""
 
 import os
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -173,10 +174,17 @@ def _make_loader(
         sampler=schedule,
         num_workers=workers,
         collate_fn=_as_it_is,
+        worker_init_fn=_leave_signals_to_the_run,
         pin_memory=device.type == "cuda",
         persistent_workers=workers > 0,
         generator=torch.Generator(),  # else each pass draws from the global one
     )
+
+
+def _leave_signals_to_the_run(worker: int) -> None:
+    """Ctrl-C reaches workers too, but the run decides when they stop; SIGTERM ends them at once."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _as_it_is(loaded: Any) -> Any:

@@ -74,8 +74,8 @@ def write_demo_page(run: Path, out: Path) -> Path:
         tiles,
         sections,
         lead="A Contract-and-Broadcast Transformer, trained from scratch on this computer. Its attention "
-        "gathers a few representatives of all tokens, contracts them, and broadcasts the contractions back: a "
-        "gradient step of a coding-rate objective, in time linear in the number of tokens.",
+        "gathers a few representatives of all tokens, contracts them, and broadcasts the contractions back: "
+        "a gradient step of a coding-rate objective, in time linear in the number of tokens.",
     )
 
 

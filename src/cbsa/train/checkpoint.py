@@ -2,6 +2,7 @@
 
 import json
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ class CheckpointFolder:
 
     def numbered(self) -> list[Path]:
         """Checkpoints by step, the newest first."""
-        found = [(int(m[1]), p) for p in self.folder.glob("*.pt") if (m := _NAME.fullmatch(p.name))]
-        return [path for _, path in sorted(found, reverse=True)]
+        found = [path for path in self.folder.glob("*.pt") if _NAME.fullmatch(path.name)]
+        return sorted(found, key=_step_of, reverse=True)
 
     def save(self, state: dict[str, Any], step: int, config: TrainConfig) -> bool:
         """Write a checkpoint and remove old ones; False, and a message, if it could not be written.
@@ -41,8 +42,10 @@ class CheckpointFolder:
         """
         if not self._write(self.folder / f"step-{step:09d}.pt", state, config):
             return False
-        for old in self.numbered()[self.keep :]:
-            old.unlink(missing_ok=True)
+        # Later ones could not be read when the run went on from before them; they must not crowd out this.
+        later = [path for path in self.numbered() if _step_of(path) > step]
+        for path in [*later, *self.numbered()[len(later) + self.keep :]]:
+            path.unlink(missing_ok=True)
         return True
 
     def save_best(self, state: dict[str, Any], config: TrainConfig) -> bool:
@@ -51,21 +54,23 @@ class CheckpointFolder:
 
     def newest(self) -> dict[str, Any] | None:
         """The newest checkpoint that can be read; unreadable ones are named to the user and passed over."""
-        for path in self.numbered():
+        paths = self.numbered()
+        for path in paths:
             try:
                 return read_run_checkpoint(path)
             except (CheckpointError, OSError) as error:
-                self.tell(f"{error}. The checkpoint before it is used instead.")
+                last = path == paths[-1]
+                self.tell(
+                    f"{error}. "
+                    + ("There is none before it." if last else "The checkpoint before it is used instead.")
+                )
         return None
 
     def _write(self, path: Path, state: dict[str, Any], config: TrainConfig) -> bool:
         content = {"format": FORMAT, "config": json.dumps(to_dict(config)), **state}
         try:
             write_atomically(path, lambda file: torch.save(content, file))
-        except (
-            OSError,
-            RuntimeError,
-        ) as error:  # PyTorch's writer turns errors of the disk into RuntimeError
+        except (OSError, RuntimeError) as error:  # PyTorch's writer makes RuntimeErrors of the disk's
             left = ", ".join(p.name for p in self.numbered()) or "none"
             self.tell(f"{path} could not be written ({error}). Older checkpoints are intact: {left}.")
             return False
@@ -79,12 +84,22 @@ def read_run_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} has {path.stat().st_size} bytes, more than the limit of {4 * MAX_BYTES}"
         )
     try:
+        with zipfile.ZipFile(path) as archive:  # PyTorch stores checksums but does not look at them
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"{damaged} does not have its checksum")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a torn file may break its reader in any way
-        raise CheckpointError(f"{path} is torn or not a checkpoint ({str(error).splitlines()[0]})") from error
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CheckpointError(f"{path} is torn or not a checkpoint ({reason})") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of a run of cbsa (format {FORMAT})")
     return content
+
+
+def _step_of(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
 
 
 def stored_config(content: dict[str, Any]) -> TrainConfig:

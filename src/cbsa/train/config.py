@@ -60,8 +60,8 @@ class OptimizerConfig:
         for name in ("weight_decay", "clip_grad"):
             if check_number(f"optimizer.{name}", getattr(self, name)) < 0:
                 raise ValueError(f"optimizer.{name} must be at least 0, got {getattr(self, name)}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"optimizer.betas must be at least 0 and below 1, got {self.betas}")
+        if len(self.betas) != 2 or not all(0 <= check_number("optimizer.betas", b) < 1 for b in self.betas):
+            raise ValueError(f"optimizer.betas must be two numbers of at least 0, below 1, got {self.betas}")
         if not 0 < check_number("optimizer.layer_decay", self.layer_decay) <= 1:
             raise ValueError(f"optimizer.layer_decay must be above 0 and at most 1, got {self.layer_decay}")
 
@@ -188,10 +188,6 @@ class TrainConfig:
         for name in ("label_smoothing", "ema"):
             if not 0 <= check_number(name, getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
-        if self.schedule.warmup_epochs > self.epochs:
-            raise ValueError(
-                f"schedule.warmup_epochs={self.schedule.warmup_epochs:g} is longer than epochs={self.epochs}"
-            )
         mixing = self.augment.mixup > 0 or self.augment.cutmix > 0
         if mixing and self.batch_size // self.accumulate % 2:
             raise ValueError(

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
@@ -38,12 +39,12 @@ class Display:
         self._progress.stop()
 
     def say(self, message: str) -> None:
-        """Print a message above the bars."""
+        """Print a message, with rich's markup, above the bars."""
         self.console.print(message, soft_wrap=True, highlight=False)
 
     def warn(self, message: str) -> None:
-        """Print a message that needs attention."""
-        self.console.print(f"[yellow]Warning:[/yellow] {message}", soft_wrap=True, highlight=False)
+        """Print a message that needs attention, as it is."""
+        self.console.print(f"[yellow]Warning:[/yellow] {escape(message)}", soft_wrap=True, highlight=False)
 
     @contextmanager
     def task(self, name: str, total: int | None = None, done: int = 0) -> Iterator[Callable[..., None]]:

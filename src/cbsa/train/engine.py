@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from torch import Tensor
 
 from cbsa.data import Batch
@@ -72,7 +73,7 @@ def train(
         summary = world.share(read_summary(folder) if world.is_main else None)
         display = stack.enter_context(Display(console if world.is_main else None))
         if summary is not None:
-            display.say(f"{folder} holds a finished run: nothing to do")
+            display.say(f"{escape(str(folder))} holds a finished run: nothing to do")
             return Result(folder, summary, None)
         stops = stack.enter_context(StopRequests())
         return _Run(config, folder, world, display, stops, on_look).go()
@@ -229,6 +230,7 @@ class _Run:
 
     def _close_epoch(self, epoch: int, lr: float, speed: float, metrics: Metrics | None) -> None:
         """Log the epoch, and note whether it is the best so far."""
+        self.data.share_unreadable()
         progress = self.state.progress
         train_loss = progress.epoch_loss / self.steps_per_epoch
         record: dict[str, Any] = {"epoch": epoch + 1, "train_loss": train_loss}

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 Config = TypeVar("Config")
+_ALIKE = 0.6  # likeness, from 0 to 1, of names of which one may be a misspelling of the other
+_AS_GOOD = 0.15  # by which a suggestion may be less alike than the best one
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -26,14 +28,20 @@ def override(config: Config, assignments: Iterable[str]) -> Config:
     """Change fields of a configuration by text, e.g. ``["optimizer.lr=1e-3", "data.root=/data"]``.
 
     Fields of nested configurations are joined by dots. Tuples are lists separated by commas, ``none`` is
-    None, and an entry of a dict field is one more name: ``model.kwargs.embed_dim=64``.
+    None, and an entry of a dict field is one more name, or several: ``model.kwargs.embed_dim=64``. Its value
+    is JSON, or else a text.
     """
+    changes: dict[str, Any] = {}
+    names = field_names(type(config))
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name:
             raise ValueError(f"{assignment!r}: settings are given as name=value, e.g. optimizer.lr=1e-3")
-        config = _replace(config, name.split("."), text, name)
-    return config
+        try:
+            _note_change(changes, config, name.split("."), text, name)
+        except KeyError:
+            raise ValueError(_unknown(name, names)) from None
+    return typing.cast(Config, _apply(config, changes))
 
 
 def field_names(kind: Any, prefix: str = "") -> list[str]:
@@ -59,26 +67,41 @@ def differences(a: Any, b: Any) -> list[str]:
     return names
 
 
-def _replace(config: Any, path: Sequence[str], text: str, full: str) -> Any:
+def _note_change(changes: dict[str, Any], config: Any, path: Sequence[str], text: str, full: str) -> None:
+    """Put one assignment into a tree of new values, nested as the configuration is."""
     head, *rest = path
-    hints = typing.get_type_hints(type(config))
-    if head not in hints:
-        raise ValueError(_unknown(full, type(config), full.removesuffix(".".join(path))))
-    annotation = hints[head]
-    current = getattr(config, head)
-    value: Any
+    annotation = typing.get_type_hints(type(config))[head]
     if dataclasses.is_dataclass(annotation):
         if not rest:
             inner = ", ".join(f"{full}.{name}" for name in typing.get_type_hints(annotation))
             raise ValueError(f"{full} is a group of settings; set one of {inner}")
-        value = _replace(current, rest, text, full)
+        _note_change(changes.setdefault(head, {}), getattr(config, head), rest, text, full)
     elif rest and typing.get_origin(annotation) is dict:
-        value = {**current, ".".join(rest): _loads(text)}
+        if "" in rest:
+            raise ValueError(f"{full}: a name is empty")
+        changes[head] = _with_entry(changes.get(head, getattr(config, head)), rest, _loads(text))
     elif rest:
         raise ValueError(f"{full}: {full.removesuffix('.' + '.'.join(rest))} has no fields")
     else:
-        value = _convert(text, annotation, full, from_text=True)
-    return dataclasses.replace(config, **{head: value})
+        changes[head] = _convert(text, annotation, full, from_text=True)
+
+
+def _with_entry(entries: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
+    """A copy of a dict, or a new one, with one entry, which may be of a dict in it, changed."""
+    entries = dict(entries) if isinstance(entries, dict) else {}
+    head, *rest = path
+    return entries | {head: _with_entry(entries.get(head), rest, value) if rest else value}
+
+
+def _apply(config: Any, changes: Mapping[str, Any]) -> Any:
+    """Make all changes at once: settings are checked together, in whatever order they were given."""
+    values = {
+        name: _apply(getattr(config, name), value)
+        if dataclasses.is_dataclass(getattr(config, name))
+        else value
+        for name, value in changes.items()
+    }
+    return dataclasses.replace(config, **values)
 
 
 def _convert(value: Any, annotation: Any, name: str, *, from_text: bool) -> Any:
@@ -120,7 +143,10 @@ def _scalar(value: Any, annotation: type, name: str, from_text: bool) -> Any:
             kind = "an integer" if annotation is int else "a number"
             raise ValueError(f"{name} must be {kind}, got {value!r}") from None
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{name} must be finite, got an integer of {value.bit_length()} bits") from None
     if not isinstance(value, annotation) or (annotation is int and isinstance(value, bool)):
         raise TypeError(
             f"{name} must be of type {annotation.__name__}, got {value!r} of type {type(value).__name__}"
@@ -135,22 +161,38 @@ def _from_mapping(value: Any, kind: type[Any], name: str) -> Any:
     prefix = f"{name}." if name else ""
     for key in value:
         if key not in hints:
-            raise ValueError(_unknown(f"{prefix}{key}", kind, prefix))
+            raise ValueError(_unknown(f"{prefix}{key}", field_names(kind, prefix)))
     return kind(**{k: _convert(v, hints[k], f"{prefix}{k}", from_text=False) for k, v in value.items()})
 
 
-def _unknown(full: str, kind: Any, prefix: str) -> str:
-    names = field_names(kind, prefix)
-    last = {name.rpartition(".")[2]: name for name in names}
-    near = difflib.get_close_matches(full, names, n=3, cutoff=0.6) or [
-        last[name] for name in difflib.get_close_matches(full.rpartition(".")[2], last, n=3, cutoff=0.6)
-    ]
+def _unknown(full: str, names: Sequence[str]) -> str:
+    near = _nearest(full, names)
     hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(names)}"
     return f"unknown setting {full}{hint}"
 
 
+def _nearest(full: str, names: Sequence[str]) -> list[str]:
+    """The names most like an unknown one: their last parts must be alike, their groups decide between them."""
+    group, _, last = full.rpartition(".")
+
+    def likeness(a: str, b: str) -> float:
+        return difflib.SequenceMatcher(None, a.lower(), b.lower()).ratio()
+
+    scores = {}
+    for name in names:
+        its_group, _, its_last = name.rpartition(".")
+        if (alike := likeness(last, its_last)) >= _ALIKE:
+            scores[name] = alike + (likeness(group, its_group) if group else 0.0)
+    best = max(scores.values(), default=0.0)
+    near = [name for name, score in scores.items() if score > best - _AS_GOOD]
+    return sorted(near, key=lambda name: -scores[name])[:3]
+
+
 def _loads(text: str) -> Any:
-    """JSON if it is JSON, else the text itself."""
+    """JSON if it is JSON, Python's spelling of its constants too, else the text itself."""
+    constants = {"true": True, "false": False, "none": None}
+    if text.lower() in constants:
+        return constants[text.lower()]
     try:
         return json.loads(text)
     except json.JSONDecodeError:

@@ -21,6 +21,12 @@ class Pipeline:
     """
 
     def __init__(self, config: TrainConfig, folder: Path, world: World, display: Display) -> None:
+        if config.data.download and world.size > 1:
+            if world.is_main:
+                open_source(config.data, train=True)
+                open_source(config.data, train=False)
+            world.any(False)  # the others wait until the data set is there
+        self._world = world
         self.source = open_source(config.data, train=True)
         held_out = open_source(config.data, train=False)
         self.classes = list(self.source.classes)
@@ -58,6 +64,12 @@ class Pipeline:
             f"{config.data.dataset}: {len(self.source):,} training and {len(held_out):,} evaluation images, "
             f"{self.num_classes} classes, {self.train.store} store"
         )
+
+    def share_unreadable(self) -> None:
+        """Bring the unreadable images that other processes met to the main one, which reports them."""
+        for entries in self._world.gather(self.corrupt.entries()):
+            if self._world.is_main:
+                self.corrupt.record_all(entries)
 
     @property
     def num_classes(self) -> int:

@@ -63,7 +63,9 @@ class TrainState:
         }
         if self.average is not None:
             with self.average.swapped():
-                state["average"] = get_model_state_dict(self.model, options=options)
+                averaged = get_model_state_dict(self.model, options=options)
+                # On a CPU these are the live tensors, which are about to get their own values back.
+                state["average"] = {name: value.clone() for name, value in averaged.items()}
             state["average_updates"] = self.average.updates
         return state
 
