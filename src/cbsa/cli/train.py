@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def train(
         return
     config = configure(recipe, settings)
     if show:
-        _show(config)
+        _show(recipe, config)
         return
     _run(config, out or Path("outputs") / "train" / f"{config.recipe}-seed{config.seed}")
 
@@ -63,7 +65,7 @@ def finetune(
     if weights is not None:
         config = replace(config, model=replace(config.model, weights=weights))
     if show:
-        _show(config)
+        _show(recipe, config)
         return
     if config.model.weights is None and not config.model.kwargs.get("pretrained"):
         raise typer.BadParameter("fine-tuning needs weights to start from: give --weights FILE_OR_FOLDER")
@@ -79,6 +81,7 @@ def evaluate(
     """Evaluate weights on the evaluation split: accuracy, loss, and the accuracy of each class."""
     from cbsa._checks import check_choice
     from cbsa.report import per_class_accuracy
+    from cbsa.train import RECIPES
     from cbsa.train.assess import CHOICES, assess, config_of_run
     from cbsa.train.fields import override
 
@@ -88,8 +91,10 @@ def evaluate(
         folder = Path(target)
         if folder.is_dir():
             config = override(config_of_run(folder, checkpoint), settings or [])
-        else:
+        elif target in RECIPES:
             config = configure(target, settings)
+        else:
+            raise ValueError(f"{target!r} is neither the folder of a run nor a recipe; see train --list")
         result = assess(config, console)
     metrics = result.metrics
     table = Table(title=f"{config.model.name} on {metrics.count:,} images of {config.data.dataset}")
@@ -99,13 +104,13 @@ def evaluate(
     console.print(table)
     numbers: dict[str, Any] = {k: getattr(metrics, k) for k in ("top1", "top5", "loss", "count")}
     if metrics.confusion is not None:
-        accuracy = per_class_accuracy(metrics.confusion).tolist()
-        numbers["per_class"] = dict(zip(result.classes, accuracy, strict=True))
-        _print_classes(console, numbers["per_class"])
+        accuracy = dict(zip(result.classes, per_class_accuracy(metrics.confusion).tolist(), strict=True))
+        numbers["per_class"] = {k: None if math.isnan(v) else v for k, v in accuracy.items()}
+        _print_classes(console, {k: v for k, v in accuracy.items() if not math.isnan(v)})
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(numbers, indent=2) + "\n")
-        console.print(f"Written: {out}", soft_wrap=True)
+        console.print(f"Written: {escape(str(out))}", soft_wrap=True)
 
 
 def plot(
@@ -129,7 +134,9 @@ def plot(
             curves[folder.name if names.count(folder.name) == 1 else str(folder)] = records
     out.parent.mkdir(parents=True, exist_ok=True)
     paths = save_figure(plot_curves(curves), out.with_suffix(""))
-    Console().print(f"[bold]Look at {paths[0]}[/bold] (also {paths[1]})", soft_wrap=True)
+    Console().print(
+        f"[bold]Look at {escape(str(paths[0]))}[/bold] (also {escape(str(paths[1]))})", soft_wrap=True
+    )
 
 
 def run_to_end(config: "TrainConfig", folder: Path, console: Console) -> "Result":
@@ -142,10 +149,10 @@ def run_to_end(config: "TrainConfig", folder: Path, console: Console) -> "Result
         with _friendly():
             return run(config, folder, console=console)
     except StoppedError as stop:
-        console.print(f"[yellow]{stop}[/yellow]", soft_wrap=True, highlight=False)
+        console.print(f"[yellow]{escape(str(stop))}[/yellow]", soft_wrap=True, highlight=False)
         raise typer.Exit(128 + stop.signum) from stop
     except (NonFiniteError, TooManyCorruptImages) as error:
-        console.print(f"[red]Stopped:[/red] {error}", soft_wrap=True, highlight=False)
+        console.print(f"[red]Stopped:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
         raise typer.Exit(1) from error
 
 
@@ -160,7 +167,8 @@ def _run(config: "TrainConfig", folder: Path) -> None:
         highlight=False,
     )
     console.print(
-        f"[bold]Look at {folder}[/bold]: model/, summary.json, epochs.csv, log.jsonl", soft_wrap=True
+        f"[bold]Look at {escape(str(folder))}[/bold]: model/, summary.json, epochs.csv, log.jsonl",
+        soft_wrap=True,
     )
 
 
@@ -191,11 +199,11 @@ def _list_recipes(recipes: dict[str, Any]) -> None:
     Console().print(table)
 
 
-def _show(config: "TrainConfig") -> None:
+def _show(recipe: str, config: "TrainConfig") -> None:
     from cbsa.train import RECIPES, to_dict
 
     console = Console()
-    console.print(inspect.getdoc(RECIPES[config.recipe]) or "", highlight=False, markup=False)
+    console.print(inspect.getdoc(RECIPES[recipe]) or "", highlight=False, markup=False)
     console.print_json(json.dumps(to_dict(config)))
 
 

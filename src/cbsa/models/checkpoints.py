@@ -152,6 +152,23 @@ def load_reference_checkpoint(model: AnyModel, path: str | Path) -> AnyModel:
     return model
 
 
+def model_arguments(model: torch.nn.Module) -> dict[str, Any]:
+    """Arguments a model was made with or has come to have, beyond what its name says.
+
+    A layout of representatives, or the pooling, leaves no trace in the shapes of the weights. What belongs to
+    the data (classes, channels, size) is left out. Models of timm do not tell: theirs are none.
+    """
+    if not isinstance(model, (Transformer, ToST)):
+        return {}
+    arguments = dict(getattr(model, "_hub_mixin_config", None) or {})
+    arguments |= {"global_pool": model.global_pool}
+    if any(isinstance(m, CBSA) and m.legacy_pool for m in model.modules()):
+        arguments["legacy_pool"] = True
+    for key in ("num_classes", "in_chans", "img_size", "device", "dtype"):
+        arguments.pop(key, None)
+    return arguments
+
+
 def save_model(
     model: Transformer | ToST, folder: str | Path, *, architecture: str, card: str | None = None
 ) -> Path:
@@ -174,12 +191,6 @@ def save_model(
     pretrained_cfg = dict(getattr(model, "pretrained_cfg", None) or {})
     for key in ("url", "hf_hub_id", "file", "source", "architecture", "tag", "custom_load"):
         pretrained_cfg.pop(key, None)
-    # Everything the model was made with, beyond what its name says: a layout of representatives, say, leaves
-    # no trace in the shapes of the weights.
-    arguments = dict(getattr(model, "_hub_mixin_config", None) or {})
-    arguments |= {"img_size": list(model.img_size)} | ({"legacy_pool": True} if legacy else {})
-    for key in ("num_classes", "global_pool", "in_chans", "device", "dtype"):
-        arguments.pop(key, None)
     channels = model.patch_embed.in_chans if isinstance(model, Transformer) else 3
     pretrained_cfg |= {"input_size": [channels, *model.img_size], "num_classes": model.num_classes}
     config = {
@@ -187,7 +198,7 @@ def save_model(
         "num_classes": model.num_classes,
         "num_features": model.num_features,
         "global_pool": model.global_pool,
-        "model_args": arguments,
+        "model_args": model_arguments(model) | {"img_size": list(model.img_size)},
         "pretrained_cfg": pretrained_cfg,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

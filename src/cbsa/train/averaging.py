@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from cbsa.train.distributed import local_part
+
 
 class WeightAverage:
     """Exponential moving average of a model's parameters and floating-point buffers.
@@ -18,7 +20,7 @@ class WeightAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.updates = 0
-        self._live = [t for t in model.state_dict().values() if t.is_floating_point()]
+        self._live = [local_part(t) for t in model.state_dict().values() if t.is_floating_point()]
         self._average = [t.detach().clone() for t in self._live]
 
     @torch.no_grad()

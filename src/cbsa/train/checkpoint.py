@@ -92,7 +92,7 @@ def read_run_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:  # a torn file may break its reader in any way
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise CheckpointError(f"{path} is torn or not a checkpoint ({reason})") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT or "model" not in content:
         raise CheckpointError(f"{path} is not a checkpoint of a run of cbsa (format {FORMAT})")
     return content
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from cbsa.train.config import RuntimeConfig
@@ -122,3 +123,10 @@ def parallelise(model: nn.Module, runtime: RuntimeConfig, world: World) -> nn.Mo
 def unwrap(model: nn.Module) -> nn.Module:
     """The model itself, without DDP's wrapper."""
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This process's part of a sharded tensor, sharing its memory; any other tensor as it is."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()  # type: ignore[no-untyped-call]
+    return tensor.detach()

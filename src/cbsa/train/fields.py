@@ -88,9 +88,9 @@ def _note_change(changes: dict[str, Any], config: Any, path: Sequence[str], text
 
 def _with_entry(entries: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
     """A copy of a dict, or a new one, with one entry, which may be of a dict in it, changed."""
-    entries = dict(entries) if isinstance(entries, dict) else {}
+    known: dict[str, Any] = entries if isinstance(entries, dict) else {}
     head, *rest = path
-    return entries | {head: _with_entry(entries.get(head), rest, value) if rest else value}
+    return {**known, head: _with_entry(known.get(head), rest, value) if rest else value}
 
 
 def _apply(config: Any, changes: Mapping[str, Any]) -> Any:
@@ -167,12 +167,13 @@ def _from_mapping(value: Any, kind: type[Any], name: str) -> Any:
 
 def _unknown(full: str, names: Sequence[str]) -> str:
     near = _nearest(full, names)
-    hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(names)}"
+    group = [name for name in names if name.startswith(full.partition(".")[0] + ".")]
+    hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(group or names)}"
     return f"unknown setting {full}{hint}"
 
 
 def _nearest(full: str, names: Sequence[str]) -> list[str]:
-    """The names most like an unknown one: their last parts must be alike, their groups decide between them."""
+    """The names most like an unknown one: last parts must be alike, the groups decide between them."""
     group, _, last = full.rpartition(".")
 
     def likeness(a: str, b: str) -> float:

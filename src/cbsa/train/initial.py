@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,32 @@ from cbsa.models import (
     read_checkpoint,
 )
 from cbsa.models.checkpoints import load_weights
-from cbsa.train.checkpoint import read_run_checkpoint
+from cbsa.train.checkpoint import read_run_checkpoint, stored_config
 from cbsa.train.config import TrainConfig
+
+# Arguments of timm.create_model that are the run's own business, whatever is stored with some weights.
+_OF_THE_RUN = {
+    "num_classes",
+    "in_chans",
+    "img_size",
+    "pretrained",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+}
+_OF_THE_RUN |= {"checkpoint_path", "cache_dir"}
 
 
 def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
     """Create the model of a run for a number of classes, with its initial weights if it has some."""
     arguments: dict[str, Any] = {"in_chans": config.data.in_chans, "num_classes": num_classes}
-    source = _find_weights(config.model.weights) if config.model.weights else None
-    if source is not None:
-        arguments |= _saved_arguments(source, config.model.name)
+    weights = read_weights(config.model.weights) if config.model.weights else None
+    if weights is not None:
+        if weights.architecture not in (None, config.model.name):
+            raise CheckpointError(
+                f"{weights.path} holds weights of {weights.architecture!r}, but model.name is "
+                f"{config.model.name!r}; set model.name={weights.architecture}"
+            )
+        arguments |= weights.arguments
     if config.model.name in MODELS:
         arguments["img_size"] = config.data.img_size
     arguments |= config.model.kwargs
@@ -40,8 +57,8 @@ def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
         if "Unknown model" not in str(error):
             raise
         raise ValueError(f"model.name={config.model.name!r}: no such model; see `cbsa models`") from error
-    if source is not None:
-        load_initial_weights(model, source, num_classes)
+    if weights is not None:
+        load_weights_into(model, weights, num_classes)
     if config.model.checkpointing:
         model.set_grad_checkpointing(True)  # type: ignore[operator]
     return model
@@ -68,35 +85,70 @@ def compile_blocks(model: nn.Module) -> None:
     model.patch_embed.compile()  # type: ignore[operator, union-attr]
 
 
-def load_initial_weights(model: nn.Module, source: Path, num_classes: int) -> None:
-    """Load weights from a file of ours or of the authors; another number of classes gets a new classifier."""
-    if source.suffix not in (".safetensors", ".pt"):
+@dataclass(frozen=True)
+class Weights:
+    """Weights on disk, and what the file or its neighbour says of the model they are for.
+
+    Attributes:
+        path: the file.
+        tensors: tensors by our names, or by timm's for its models; None for a file of the authors.
+        architecture: name of the model, if known.
+        arguments: arguments the model was made with, e.g. a layout of representatives: no tensor shows it.
+    """
+
+    path: Path
+    tensors: dict[str, Tensor] | None = None
+    architecture: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+def read_weights(path: str) -> Weights:
+    """Read weights that a run can start from; see :class:`cbsa.train.ModelConfig`."""
+    file = _find_weights(path)
+    if file.suffix == ".pt":
+        content = read_run_checkpoint(file)
+        tensors = content.get("average", content["model"])
+        given = json.loads(content.get("model_args", "{}"))
+        saved: Any = {"architecture": stored_config(content).model.name, "model_args": given}
+    elif file.suffix == ".safetensors":
+        tensors, saved = read_checkpoint(file), _read_json(file.with_name("config.json"))
+    else:
+        return Weights(file)
+    arguments = saved.get("model_args", {}) if isinstance(saved, dict) else None
+    if not isinstance(arguments, dict):
+        raise CheckpointError(f"{file}: what is stored with it is not the configuration of a model")
+    arguments = {name: value for name, value in arguments.items() if name not in _OF_THE_RUN}
+    return Weights(file, tensors, saved.get("architecture"), arguments)
+
+
+def load_weights_into(model: nn.Module, weights: Weights, num_classes: int) -> None:
+    """Load weights into a model; one of another number of classes than they are for gets a new classifier."""
+    if weights.tensors is None:
         if not isinstance(model, (Transformer, ToST)):
             raise ValueError(
-                f"model.weights={str(source)!r}: for timm's {type(model).__name__} it must be a "
+                f"model.weights={str(weights.path)!r}: for timm's {type(model).__name__} it must be a "
                 ".safetensors or .pt file of a run; others load by model.kwargs.checkpoint_path=FILE"
             )
-        load_reference_checkpoint(model, source)  # type: ignore[type-var]
+        load_reference_checkpoint(model, weights.path)  # type: ignore[type-var]
     else:
-        tensors = _read_weights(source)
-        head = tensors.get("head.weight")
-        if head is not None and len(head) != model.num_classes:
-            model.reset_classifier(len(head))  # type: ignore[operator]
+        classifier = weights.tensors.get(f"{_name_of_classifier(model)}.weight")
+        if classifier is not None and len(classifier) != model.num_classes:
+            model.reset_classifier(len(classifier))  # type: ignore[operator]
         if isinstance(model, (Transformer, ToST)):
-            load_weights(model, tensors, str(source))
+            load_weights(model, weights.tensors, str(weights.path))
         else:
-            model.load_state_dict(tensors)
+            try:
+                model.load_state_dict(weights.tensors)
+            except RuntimeError as error:
+                raise CheckpointError(f"{weights.path} does not fit this model. {error}") from error
     if model.num_classes != num_classes:
         model.reset_classifier(num_classes)  # type: ignore[operator]
 
 
-def _read_weights(source: Path) -> dict[str, Tensor]:
-    """Tensors of a ``.safetensors`` file, or of a run's checkpoint: the averaged weights if it has them."""
-    if source.suffix == ".safetensors":
-        return read_checkpoint(source)
-    content = read_run_checkpoint(source)
-    weights: dict[str, Tensor] = content.get("average", content["model"])
-    return weights
+def _name_of_classifier(model: nn.Module) -> str:
+    """Name of the classifier, or of the first of several, as timm tells it."""
+    name: Any = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or "head"
+    return name if isinstance(name, str) else str(name[0])
 
 
 def _find_weights(path: str) -> Path:
@@ -111,17 +163,9 @@ def _find_weights(path: str) -> Path:
     )
 
 
-def _saved_arguments(source: Path, name: str) -> dict[str, Any]:
-    """Arguments that the saved model was made with, e.g. a layout of representatives: no weight shows it."""
-    path = source.with_name("config.json")
-    if source.suffix != ".safetensors" or not path.is_file():
-        return {}
-    saved = json.loads(path.read_text())
-    if not isinstance(saved, dict) or not isinstance(saved.get("model_args", {}), dict):
-        raise CheckpointError(f"{path} is not the configuration of a model")
-    if saved.get("architecture") not in (None, name):
-        raise CheckpointError(
-            f"{source} holds weights of {saved['architecture']!r}, but model.name is {name!r}; set "
-            f"model.name={saved['architecture']}"
-        )
-    return {k: v for k, v in saved.get("model_args", {}).items() if k != "img_size"}
+def _read_json(path: Path) -> Any:
+    """Content of a JSON file; nothing if there is none."""
+    try:
+        return json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not the configuration of a model ({error})") from error

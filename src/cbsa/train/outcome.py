@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import statistics
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from cbsa._environment import environment
 from cbsa._files import write_text_atomically
 from cbsa.models import ToST, Transformer, save_model
-from cbsa.train.config import TrainConfig
+from cbsa.train.config import ModelConfig, TrainConfig
 from cbsa.train.distributed import World
 from cbsa.train.evaluation import Metrics
 from cbsa.train.fields import to_dict
@@ -60,7 +60,11 @@ def export_model(
     Models of ours are written as ``timm.create_model("local-dir:…")`` reads them.
     """
     weights: dict[str, Tensor] = state.get("average", state["model"])
-    model = build_model(config, data.num_classes)
+    # The same model without the weights it began with: their file may be gone by now.
+    kwargs = json.loads(state["model_args"]) | config.model.kwargs
+    for name in ("pretrained", "checkpoint_path"):
+        kwargs.pop(name, None)
+    model = build_model(replace(config, model=ModelConfig(config.model.name, kwargs)), data.num_classes)
     model.load_state_dict(weights)
     out = folder / "model"
     if not isinstance(model, (Transformer, ToST)):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cbsa._files import write_text_atomically
+from cbsa._files import prepare_folder, write_text_atomically
 from cbsa.train.config import TrainConfig
 from cbsa.train.fields import differences, from_dict, to_dict
 
@@ -23,7 +23,7 @@ class FolderInUseError(RuntimeError):
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep a second run out of the folder; the lock goes with the process, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
+    prepare_folder(folder)
     with (folder / ".lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,10 +40,14 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def settle_config(folder: Path, config: TrainConfig) -> None:
-    """Store the settings of a new run; for one that goes on, see that they are the ones it began with."""
+    """Store the settings of a new run; for one that goes on, see that they are the ones it began with.
+
+    A run without a checkpoint, stopped by a mistyped setting say, has nothing to go on from: it begins anew.
+    """
     path = folder / "config.json"
-    if path.is_file():
-        changed = [n for n in differences(read_config(folder), config) if not n.startswith(FREE)]
+    if path.is_file() and any((folder / "checkpoints").glob("*.pt")):
+        given = from_dict(TrainConfig, to_dict(config))  # as it is read back, with lists for tuples
+        changed = [n for n in differences(read_config(folder), given) if not n.startswith(FREE)]
         if changed:
             raise ValueError(
                 f"{folder} holds a run with other settings ({', '.join(changed)} differ); go on with the "
@@ -59,7 +63,7 @@ def read_config(folder: Path) -> TrainConfig:
         raise FileNotFoundError(f"{folder} has no config.json: it is not the folder of a run")
     try:
         return from_dict(TrainConfig, json.loads(path.read_text()))
-    except (json.JSONDecodeError, TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not the configuration of a run: {error}") from error
 
 
@@ -73,5 +77,8 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     path = folder / "summary.json"
     if not path.is_file():
         return None
-    summary: dict[str, Any] = json.loads(path.read_text())
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not the summary of a run: {error}") from error
     return summary

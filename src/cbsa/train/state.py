@@ -1,12 +1,13 @@
 """All that a run must remember to go on as if nothing had happened."""
 
+import json
 import random
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -14,11 +15,11 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from cbsa.models.checkpoints import model_arguments
 from cbsa.train.averaging import WeightAverage
-from cbsa.train.distributed import World
+from cbsa.train.distributed import World, local_part
 
 
 @dataclass
@@ -60,10 +61,11 @@ class TrainState:
             "scaler": self.scaler.state_dict(),
             "progress": asdict(self.progress),
             "random": self.world.gather(_random_state(self.world.device)),
+            "model_args": json.dumps(model_arguments(self.model)),
         }
         if self.average is not None:
             with self.average.swapped():
-                averaged = get_model_state_dict(self.model, options=options)
+                averaged: dict[str, Any] = get_model_state_dict(self.model, options=options)
                 # On a CPU these are the live tensors, which are about to get their own values back.
                 state["average"] = {name: value.clone() for name, value in averaged.items()}
             state["average_updates"] = self.average.updates
@@ -89,15 +91,11 @@ class TrainState:
 
     def first_non_finite(self) -> str | None:
         """Name of a parameter with a value that is not finite; such a state is not worth keeping."""
-        names, parameters = zip(*self.model.named_parameters(), strict=True)
-        norms = torch._foreach_norm([_local(p) for p in parameters], float("inf"))
+        parts = {name: local_part(p) for name, p in self.model.named_parameters()}
+        names = [name for name, part in parts.items() if part.numel()]
+        norms = torch._foreach_norm([parts[name] for name in names], float("inf"))
         finite = torch.stack([norm.float() for norm in norms]).isfinite()
         return None if bool(finite.all()) else names[int((~finite).nonzero()[0])]
-
-
-def _local(parameter: Tensor) -> Tensor:
-    local: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter  # type: ignore[no-untyped-call]
-    return local.detach()
 
 
 def _random_state(device: torch.device) -> dict[str, Any]:

@@ -39,7 +39,8 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         if not self.training:
             return super().forward(input)
         x = input.float() if input.dtype in (torch.bfloat16, torch.float16) else input
-        total = torch.cat([x.sum((0, 2, 3)), x.new_tensor([x.numel() / max(x.shape[1], 1)])])
+        sums = x.detach().sum((0, 2, 3))  # the gradient through the mean is part of the backward below
+        total = torch.cat([sums, x.new_tensor([x.numel() / max(x.shape[1], 1)])])
         distributed.all_reduce(total)
         count = total[-1]
         mean = total[:-1] / count  # (C,)

@@ -1,0 +1,157 @@
+"""Several processes: the same run as one process on the same global batch."""
+
+import json
+import signal
+import time
+
+import pytest
+import torch
+from torch import distributed, multiprocessing, nn
+
+from cbsa.train.sync_batch_norm import SyncBatchNorm2d, synchronise_batch_norm
+from tests.compare import assert_close
+from tests.train.runs import assert_same_bits, finish, last_state, losses, start, torchrun
+
+# A learning rate at which rounding errors do not grow: AdamW divides by small gradients.
+CALM = ("optimizer.lr=1e-4", "checkpoint.every_steps=3")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Finished runs by number of processes and settings."""
+    done = {}
+
+    def run(processes, *settings):
+        if (processes, settings) not in done:
+            folder = tmp_path_factory.mktemp(f"run{processes}") / "run"
+            launcher = torchrun(processes) if processes > 1 else ()
+            code, output = finish(start(folder, *CALM, *settings, launcher=launcher))
+            assert code == 0, output
+            done[processes, settings] = folder
+        return done[processes, settings]
+
+    return run
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [(), ("accumulate=2", "ema=0.9"), ("runtime.parallel=fsdp", "ema=0.9")],
+    ids=["ddp", "ddp accumulating", "fsdp"],
+)
+def test_losses_are_those_of_one_process(runs, settings):
+    common = tuple(s for s in settings if not s.startswith("runtime."))
+    one, two = runs(1, *common), runs(2, *settings)
+    assert losses(two) == pytest.approx(losses(one), rel=2e-5)
+    assert summary(two)["loss"] == pytest.approx(summary(one)["loss"], rel=1e-4)
+    assert summary(two)["evaluated_images"] == summary(one)["evaluated_images"] == 359  # none counted twice
+    assert summary(two)["processes"] == 2
+    for part in ("model", "average") if "ema=0.9" in settings else ("model",):
+        a, b = last_state(one)[part], last_state(two)[part]
+        assert a.keys() == b.keys()
+        for name in a:
+            assert_close(b[name].double(), a[name].double(), 1e-3, f"{part} {name}")
+
+
+def test_a_rank_that_dies_is_started_again(runs, tmp_path):
+    """torchrun restarts all processes; they go on from the last checkpoint to the same end."""
+    folder = tmp_path / "run"
+    launcher = torchrun(2, "--max-restarts=1")
+    process = start(folder, *CALM, launcher=launcher, KILL_AT="5", KILL_RANK="1")
+    code, output = finish(process)
+    assert code == 0, output
+    assert (tmp_path / "run.killed").exists()
+    assert losses(folder) == losses(runs(2))
+    assert_same_bits(last_state(folder), last_state(runs(2)))
+
+
+def test_the_number_of_processes_may_change(runs, tmp_path):
+    """Two processes, one of which dies; the run goes on in one."""
+    folder = tmp_path / "run"
+    code, output = finish(start(folder, *CALM, launcher=torchrun(2), KILL_AT="4", KILL_RANK="1"))
+    assert code != 0, output
+    assert last_state(folder)["progress"]["step"] == 3
+    code, output = finish(start(folder, *CALM))
+    assert code == 0, output
+    assert losses(folder) == pytest.approx(losses(runs(1)), rel=2e-5)
+
+
+def test_a_signal_to_one_rank_saves_and_stops_all(tmp_path):
+    folder = tmp_path / "run"
+    process = start(folder, *CALM, "epochs=40", launcher=torchrun(2))
+    deadline = time.monotonic() + 120
+    while not (folder / "log.jsonl").exists() or len(losses(folder)) < 2:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)  # torchrun hands it on
+    code, output = finish(process)
+    assert code != 0
+    assert "stopped by signal 15" in output
+    assert last_state(folder)["progress"]["step"] == max(losses(folder))
+
+
+# --- batch statistics over processes -------------------------------------------------------------------
+
+
+def _rank(rank, folder, sizes):
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    given = torch.load(f"{folder}/given.pt")
+    first = sum(sizes[:rank])
+    part = slice(first, first + sizes[rank])
+    norm = nn.BatchNorm2d(5).double()
+    norm.load_state_dict(given["norm"])
+    norm = SyncBatchNorm2d.of(norm).train()
+    x = given["x"][part].clone().requires_grad_()
+    out = norm(x)
+    out.backward(given["grad"][part])
+    torch.save(
+        {
+            "out": out.detach(),
+            "x": x.grad,
+            "weight": norm.weight.grad,
+            "bias": norm.bias.grad,
+            "state": norm.state_dict(),
+        },
+        f"{folder}/rank{rank}.pt",
+    )
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (4, 1)], ids=["even", "uneven"])
+def test_synchronised_batch_norm_is_batch_norm_of_the_whole(tmp_path, sizes):
+    """Outputs, every gradient and the running statistics, in float64; far from 0, where sums cancel."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(5).double()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    x = (100 + torch.randn(sum(sizes), 5, 3, 4, dtype=torch.float64)).requires_grad_()
+    grad = torch.randn_like(x)
+    state = {k: v.clone() for k, v in norm.state_dict().items()}
+    torch.save({"norm": state, "x": x.detach(), "grad": grad}, tmp_path / "given.pt")
+    out = norm(x)
+    out.backward(grad)
+    multiprocessing.spawn(_rank, (str(tmp_path), sizes), nprocs=2)
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+    for name, truth in {"out": out, "x": x.grad}.items():
+        assert_close(torch.cat([r[name] for r in ranks]), truth, 1e-10, name)
+    for name, truth in {"weight": norm.weight.grad, "bias": norm.bias.grad}.items():
+        assert_close(ranks[0][name] + ranks[1][name], truth, 1e-10, name)
+    for rank in ranks:
+        for name, truth in norm.state_dict().items():
+            assert_close(rank["state"][name].double(), truth.double(), 1e-12, name)
+
+
+def test_synchronised_norms_keep_names_and_evaluate_as_before():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Sequential(nn.BatchNorm2d(3), nn.GELU()))
+    x = torch.randn(4, 2, 5, 5)
+    model(x)
+    before, names = model.eval()(x), list(model.state_dict())
+    synchronise_batch_norm(model, torch.device("cpu"))
+    assert isinstance(model[1][0], SyncBatchNorm2d)
+    assert list(model.state_dict()) == names
+    assert torch.equal(model.eval()(x), before)
