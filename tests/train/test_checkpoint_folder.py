@@ -236,7 +236,7 @@ def test_a_hostile_pickle_runs_nothing(tmp_path, folder, told):
     with pytest.raises(CheckpointError, match=r"step-000000002\.pt"):
         read_run_checkpoint(evil)
     with zipfile.ZipFile(evil, "w") as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps(Bomb(str(marker))))
+        archive.writestr("archive/data.pkl", pickle.dumps(Bomb(str(marker)), protocol=2))
         archive.writestr("archive/version", "3\n")
     with pytest.raises(CheckpointError, match=r"step-000000002\.pt"):
         read_run_checkpoint(evil)

@@ -118,11 +118,12 @@ def test_a_torn_last_line_is_left_out(tmp_path, torn):
         json.loads(line)
 
 
-def test_a_line_torn_within_a_character_is_left_out(tmp_path):
+def test_bytes_that_are_no_text_are_left_out(tmp_path):
+    """What a power cut may leave at the end of a file."""
     write(tmp_path)
     whole = read_log(tmp_path)
     with (tmp_path / "log.jsonl").open("ab") as file:
-        file.write(b'{"kind": "step", "note": "\xc3')
+        file.write(b'{"kind": "step", "step": 31, "lo\xff\xfe\x00\xc3')
     assert read_log(tmp_path) == whole
 
 

@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -85,7 +86,7 @@ def evaluate(
     from cbsa.train.assess import CHOICES, assess, config_of_run
     from cbsa.train.fields import override
 
-    console = Console()
+    console = Console(quiet=not _is_main())
     with _friendly():
         check_choice("--checkpoint", checkpoint, CHOICES)
         folder = Path(target)
@@ -106,8 +107,8 @@ def evaluate(
     if metrics.confusion is not None:
         accuracy = dict(zip(result.classes, per_class_accuracy(metrics.confusion).tolist(), strict=True))
         numbers["per_class"] = {k: None if math.isnan(v) else v for k, v in accuracy.items()}
-        _print_classes(console, {k: v for k, v in accuracy.items() if not math.isnan(v)})
-    if out is not None:
+        _print_classes(console, accuracy)
+    if out is not None and _is_main():
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(numbers, indent=2) + "\n")
         console.print(f"Written: {escape(str(out))}", soft_wrap=True)
@@ -152,12 +153,13 @@ def run_to_end(config: "TrainConfig", folder: Path, console: Console) -> "Result
         console.print(f"[yellow]{escape(str(stop))}[/yellow]", soft_wrap=True, highlight=False)
         raise typer.Exit(128 + stop.signum) from stop
     except (NonFiniteError, TooManyCorruptImages) as error:
-        console.print(f"[red]Stopped:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
+        # Another process than the one that talks may be the one that failed.
+        Console().print(f"[red]Stopped:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
         raise typer.Exit(1) from error
 
 
 def _run(config: "TrainConfig", folder: Path) -> None:
-    console = Console()
+    console = Console(quiet=not _is_main())
     result = run_to_end(config, folder, console)
     summary = result.summary
     console.print(
@@ -166,10 +168,30 @@ def _run(config: "TrainConfig", folder: Path) -> None:
         f"{summary['best_epoch']}; {summary['seconds']:.0f} s",
         highlight=False,
     )
+    if result.metrics is not None and _is_main():
+        _draw(result, console)
     console.print(
-        f"[bold]Look at {escape(str(folder))}[/bold]: model/, summary.json, epochs.csv, log.jsonl",
+        f"[bold]Look at {escape(str(folder))}[/bold]: curves.png, confusion.png, model/, summary.json",
         soft_wrap=True,
     )
+
+
+def _draw(result: "Result", console: Console) -> None:
+    """Draw curves and confusion matrix into the run's folder, and list the classes that are hardest."""
+    from cbsa.experiments.report import save_figure
+    from cbsa.report import per_class_accuracy, plot_confusion, plot_curves
+    from cbsa.train.log import read_epochs
+
+    save_figure(plot_curves({result.folder.name: read_epochs(result.folder)}), result.folder / "curves")
+    if result.metrics is not None and result.metrics.confusion is not None:
+        confusion, classes = result.metrics.confusion, result.summary["classes"]
+        save_figure(plot_confusion(confusion, classes), result.folder / "confusion")
+        _print_classes(console, dict(zip(classes, per_class_accuracy(confusion).tolist(), strict=True)))
+
+
+def _is_main() -> bool:
+    """Whether this is the process that talks and writes: the only one, or torchrun's first."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def configure(recipe_name: str, settings: list[str] | None) -> "TrainConfig":
@@ -208,8 +230,9 @@ def _show(recipe: str, config: "TrainConfig") -> None:
 
 
 def _print_classes(console: Console, accuracy: dict[str, float]) -> None:
-    """The accuracy of each class, or of the worst ones if there are many."""
-    rows = sorted(accuracy.items(), key=lambda item: item[1])
+    """The accuracy of each class that has images, or of the worst ones if there are many."""
+    known = {name: value for name, value in accuracy.items() if not math.isnan(value)}
+    rows = sorted(known.items(), key=lambda item: item[1])
     shown = rows[:_MOST_CLASSES_LISTED]
     title = (
         "Accuracy by class" if len(shown) == len(rows) else f"The {len(shown)} worst of {len(rows)} classes"

@@ -59,7 +59,7 @@ def write_demo_page(run: Path, out: Path) -> Path:
         ("test images", f"{metrics.count}"),
         ("parameters", f"{parameters:,}"),
         ("time", f"{summary['seconds']:.0f} s"),
-        ("speed", f"{summary['images_per_second']:,.0f} images/s"),
+        ("images per second", f"{summary['images_per_second']:,.0f}"),
     ]
     sections = [
         _training(run, config),

@@ -160,7 +160,9 @@ def model_arguments(model: torch.nn.Module) -> dict[str, Any]:
     """
     if not isinstance(model, (Transformer, ToST)):
         return {}
-    arguments = dict(getattr(model, "_hub_mixin_config", None) or {})
+    arguments: dict[str, Any] = dict(
+        model.arguments if isinstance(model, ToST) else getattr(model, "_hub_mixin_config", None) or {}
+    )
     arguments |= {"global_pool": model.global_pool}
     if any(isinstance(m, CBSA) and m.legacy_pool for m in model.modules()):
         arguments["legacy_pool"] = True
@@ -191,7 +193,7 @@ def save_model(
     pretrained_cfg = dict(getattr(model, "pretrained_cfg", None) or {})
     for key in ("url", "hf_hub_id", "file", "source", "architecture", "tag", "custom_load"):
         pretrained_cfg.pop(key, None)
-    channels = model.patch_embed.in_chans if isinstance(model, Transformer) else 3
+    channels = model.patch_embed.in_chans if isinstance(model, Transformer) else model.in_chans
     pretrained_cfg |= {"input_size": [channels, *model.img_size], "num_classes": model.num_classes}
     config = {
         "architecture": architecture,

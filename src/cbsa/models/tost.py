@@ -55,6 +55,13 @@ class ToST(Xcit):  # type: ignore[misc]
         size: Any = self.patch_embed.img_size
         self.img_size: tuple[int, int] = tuple(size)
         self.patch_size: int = kwargs.get("patch_size", 16)
+        self.in_chans: int = kwargs.get("in_chans", 3)
+        # What it was made with, to be saved with it.
+        self.arguments: dict[str, Any] = {"embed_dim": embed_dim, "depth": depth, "num_heads": num_heads}
+        self.arguments |= {
+            "eta": eta,
+            **{k: v for k, v in kwargs.items() if isinstance(v, (int, float, str))},
+        }
         like: Any = {"device": self.cls_token.device, "dtype": self.cls_token.dtype}
         blocks = nn.ModuleList(ToSTBlock(embed_dim, num_heads, eta) for _ in range(depth))
         self.blocks: nn.ModuleList = blocks.to(**like)

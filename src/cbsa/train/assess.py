@@ -5,12 +5,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cbsa.data import CorruptLog, build_eval_loader, open_source
+from cbsa.data import CorruptLog, open_source
 from cbsa.train.config import TrainConfig
 from cbsa.train.display import Display
 from cbsa.train.distributed import join_world
 from cbsa.train.evaluation import Metrics, evaluate
 from cbsa.train.initial import build_model, compile_blocks
+from cbsa.train.pipeline import load_for_evaluation
 from cbsa.train.run_folder import read_config
 
 CHOICES = ("last", "best")
@@ -46,17 +47,7 @@ def assess(config: TrainConfig, console: Console | None = None) -> Assessment:
     with join_world(config.runtime) as world, Display(console if world.is_main else None) as display:
         source = open_source(config.data, train=False)
         corrupt = CorruptLog(config.data.max_corrupt, report=display.warn)
-        with display.task("Evaluation images") as update:
-            loader = build_eval_loader(
-                config.data,
-                source,
-                batch_size=max(1, config.eval_batch_size // world.size),
-                device=world.device,
-                rank=world.rank,
-                world_size=world.size,
-                corrupt=corrupt,
-                progress=update,
-            )
+        loader = load_for_evaluation(source, config, world, corrupt, display)
         model = build_model(config, len(source.classes)).to(world.device)
         if config.runtime.compile:
             compile_blocks(model)

@@ -64,7 +64,7 @@ class RunLog:
 def read_log(folder: Path) -> list[dict[str, Any]]:
     """All entries of a run's log; a line torn by a crash is left out."""
     records = []
-    for line in (folder / "log.jsonl").read_text().splitlines():
+    for line in (folder / "log.jsonl").read_text(errors="replace").splitlines():
         try:
             record = json.loads(line)
         except json.JSONDecodeError:

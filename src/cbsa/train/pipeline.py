@@ -1,12 +1,35 @@
 """The images of a run: training and evaluation, for one process."""
 
 from pathlib import Path
-from typing import Any
 
-from cbsa.data import CorruptLog, build_eval_loader, build_train_loader, open_source
+from cbsa.data import (
+    CorruptLog,
+    EvalLoader,
+    ImageSource,
+    build_eval_loader,
+    build_train_loader,
+    open_source,
+)
 from cbsa.train.config import TrainConfig
 from cbsa.train.display import Display
 from cbsa.train.distributed import World
+
+
+def load_for_evaluation(
+    source: ImageSource, config: TrainConfig, world: World, corrupt: CorruptLog, display: Display
+) -> EvalLoader:
+    """This process's share of the images to evaluate on, with a progress bar if they are read at once."""
+    with display.task("Evaluation images") as update:
+        return build_eval_loader(
+            config.data,
+            source,
+            batch_size=max(1, config.eval_batch_size // world.size),
+            device=world.device,
+            rank=world.rank,
+            world_size=world.size,
+            corrupt=corrupt,
+            progress=update,
+        )
 
 
 class Pipeline:
@@ -35,12 +58,6 @@ class Pipeline:
         self.corrupt = CorruptLog(
             config.data.max_corrupt, folder / "corrupt.jsonl" if world.is_main else None, report=display.warn
         )
-        place: dict[str, Any] = {
-            "device": world.device,
-            "rank": world.rank,
-            "world_size": world.size,
-            "corrupt": self.corrupt,
-        }
         with display.task("Training images") as update:
             self.train = build_train_loader(
                 config.data,
@@ -49,17 +66,13 @@ class Pipeline:
                 batch_size=config.batch_size,
                 accumulate=config.accumulate,
                 seed=config.seed,
+                device=world.device,
+                rank=world.rank,
+                world_size=world.size,
+                corrupt=self.corrupt,
                 progress=update,
-                **place,
             )
-        with display.task("Evaluation images") as update:
-            self.evaluation = build_eval_loader(
-                config.data,
-                held_out,
-                batch_size=max(1, config.eval_batch_size // world.size),
-                progress=update,
-                **place,
-            )
+        self.evaluation = load_for_evaluation(held_out, config, world, self.corrupt, display)
         self.description = (
             f"{config.data.dataset}: {len(self.source):,} training and {len(held_out):,} evaluation images, "
             f"{self.num_classes} classes, {self.train.store} store"
