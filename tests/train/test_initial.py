@@ -149,6 +149,19 @@ def test_pooling_is_carried_over_by_timm_too(tmp_path):
     assert torch.equal(logits(again), logits(model))
 
 
+def test_the_original_tost_is_carried_over_by_all_three(tmp_path):
+    """By a folder, a checkpoint and timm, with other sizes than its name says, and grey images."""
+    name = "tost_cab_tiny_12_patch16_224"
+    grey = DataConfig(img_size=32, in_chans=1, mean=(0.5,), std=(0.5,))
+    model = build_model(settings(name, SMALL | {"eta": 0.5}, data=grey), 5)
+    folder = save_model(model, tmp_path, architecture=name)
+    path = save_checkpoint(tmp_path / "checkpoints", model, settings(name, data=grey))
+    again = [build_model(settings(name, {}, data=grey, weights=str(place)), 5) for place in (folder, path)]
+    again.append(timm.create_model(f"local-dir:{folder}", pretrained=True))
+    for other in again:
+        assert torch.equal(logits(other, channels=1), logits(model, channels=1))
+
+
 def test_settings_go_before_what_was_saved(tmp_path):
     path = as_export(tmp_path, trained(representatives=(2, 3)))
     kwargs = SMALL | {"representatives": [4, 4]}

@@ -6,7 +6,10 @@ Tokens are rows here; the paper writes them as columns. Shapes: w (B, H, N, d), 
 import torch
 from torch import Tensor
 
+from cbsa._tracing import is_exporting
 from cbsa.ops.resolvent import resolvent
+
+_SHORT = 1024  # tokens up to which the layout of compiled code was measured (257 and 197)
 
 
 def contract_broadcast(
@@ -22,24 +25,36 @@ def contract_broadcast(
     """Extract, contract, broadcast; see :func:`cbsa.ops.contract_broadcast`."""
     if mask is not None:
         w = w.masked_fill(~mask[:, None, :, None], 0)
-    at = extraction_weights(w, reps, scale, mask).mT  # Aᵀ (B, H, N, m), as it lies in memory
-    gathered = (w.mT @ at).mT  # A w; written so that the gradient of Aᵀ lies as Aᵀ does
+    a = extraction_weights(w, reps, scale, mask)  # (B, H, m, N)
+    gathered = (w.mT @ a.mT).mT if _lies_by_token(w) else a @ w  # the same; gradients of A lie as A does
     r = reps + per_head(step_rep, w.dtype) * gathered  # (B, H, m, d)
     c = contract(r, contraction, scale, eps)  # (B, H, m, d)
-    return per_head(step_out, w.dtype) * (at @ c)  # (B, H, N, d)
+    return per_head(step_out, w.dtype) * (a.mT @ c)  # (B, H, N, d)
 
 
 def extraction_weights(w: Tensor, reps: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
     """Attention A = softmax_n(s·Q wᵀ) of the representatives over the tokens (eq. cross-attn), (B, H, m, N).
 
-    Padding gets exactly 0, also where a whole row is padding. In memory A lies token by token: N is odd more
-    often than not, with CLS, and products with rows of odd length run on a GPU's slowest kernels.
+    Padding gets exactly 0, also where a whole row is padding.
     """
-    scores = w @ (reps * scale).mT  # (B, H, N, m)
+    by_token = _lies_by_token(w)
+    scores = w @ (reps * scale).mT if by_token else (reps * scale) @ w.mT
+    tokens = -2 if by_token else -1
     if mask is None:
-        return scores.softmax(-2).mT
-    padding = ~mask[:, None, :, None]
-    return scores.masked_fill(padding, torch.finfo(w.dtype).min).softmax(-2).masked_fill(padding, 0).mT
+        a = scores.softmax(tokens)
+    else:
+        padding = ~(mask[:, None, :, None] if by_token else mask[:, None, None, :])
+        a = scores.masked_fill(padding, torch.finfo(w.dtype).min).softmax(tokens).masked_fill(padding, 0)
+    return a.mT if by_token else a
+
+
+def _lies_by_token(w: Tensor) -> bool:
+    """Whether A is laid out token by token in memory, a matter of speed alone.
+
+    With CLS, N is odd, and products with rows of odd length run on a GPU's slowest kernels. Compiled code is
+    faster with rows of m then, as long as sequences are short; eager softmax is made for rows of N.
+    """
+    return torch.compiler.is_compiling() and not is_exporting() and w.shape[2] <= _SHORT
 
 
 def contract(r: Tensor, contraction: str, scale: float, eps: float) -> Tensor:

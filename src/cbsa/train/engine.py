@@ -20,7 +20,7 @@ from cbsa.train.config import TrainConfig
 from cbsa.train.display import Display
 from cbsa.train.distributed import World, join_world, parallelise, unwrap
 from cbsa.train.evaluation import Metrics, evaluate
-from cbsa.train.initial import build_model, compile_blocks, seed_everything
+from cbsa.train.initial import build_model, compile_blocks, kernels, seed_everything
 from cbsa.train.log import RunLog
 from cbsa.train.optimizer import build_optimizer, set_learning_rate
 from cbsa.train.outcome import export_model, report_non_finite, summarise
@@ -75,6 +75,7 @@ def train(
         if summary is not None:
             display.say(f"{escape(str(folder))} holds a finished run: nothing to do")
             return Result(folder, summary, None)
+        stack.enter_context(kernels(config.runtime.deterministic))
         stops = stack.enter_context(StopRequests())
         return _Run(config, folder, world, display, stops, on_look).go()
 
@@ -93,7 +94,7 @@ class _Run:
     ) -> None:
         self.config, self.folder, self.world, self.display = config, folder, world, display
         self.stops, self.on_look = stops, on_look
-        seed_everything(config)
+        seed_everything(config.seed)
         self.data = Pipeline(config, folder, world, display)
         model = build_model(config, self.data.num_classes).to(world.device)
         wrapped = parallelise(model, config.runtime, world)

@@ -1,7 +1,10 @@
 """What a run starts with: random numbers, and the model with its weights."""
 
 import json
+import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,14 +67,26 @@ def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
     return model
 
 
-def seed_everything(config: TrainConfig) -> None:
-    """Seed all generators, and choose between fast and deterministic kernels."""
-    random.seed(config.seed)
-    np.random.seed(config.seed % 2**32)  # noqa: NPY002  # timm's mixup draws from it
-    torch.manual_seed(config.seed)
-    torch.use_deterministic_algorithms(config.runtime.deterministic)
-    torch.backends.cudnn.benchmark = not config.runtime.deterministic
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+def seed_everything(seed: int) -> None:
+    """Seed all generators."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # timm's mixup draws from it
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def kernels(deterministic: bool) -> Iterator[None]:
+    """Let PyTorch try out the fastest kernels, or take deterministic ones alone; undone at the end."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+        torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = not deterministic
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
 
 
 def compile_blocks(model: nn.Module) -> None:
