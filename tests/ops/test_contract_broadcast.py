@@ -148,8 +148,9 @@ def test_low_precision_is_as_good_as_plain_pytorch(masked, dtype, shape, contrac
         partial(make_inputs, *shape, device=device),
         dtype,
         NAMES,
-        # PyTorch's fused kernels approximate the exponential in float32, on the CPU to within 20 ulp.
-        floor_ulps=20 if (dtype, impl) == (torch.float32, "sdpa") else 0.5,
+        # PyTorch's fused kernels approximate the exponential in float32, on the CPU to within 20 ulp; on an
+        # H200 a step's gradient, one number summed with cancellation, was off by up to 55.
+        floor_ulps={"cpu": 20, "cuda": 40}[device] if (dtype, impl) == (torch.float32, "sdpa") else 0.5,
     )
 
 

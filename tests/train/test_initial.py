@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 
 from cbsa.data import DataConfig
 from cbsa.models import CheckpointError, create_model, load_reference_checkpoint, save_model
-from cbsa.train import ModelConfig, RuntimeConfig, TrainConfig
+from cbsa.train import ModelConfig, TrainConfig
 from cbsa.train.averaging import WeightAverage
 from cbsa.train.checkpoint import CheckpointFolder
 from cbsa.train.distributed import World
-from cbsa.train.initial import build_model, seed_everything
+from cbsa.train.initial import build_model, kernels, seed_everything
 from cbsa.train.state import Progress, TrainState
 from tests.compare import assert_close
 from tests.models import authors
@@ -320,7 +320,7 @@ def test_recomputation_is_switched_on_by_its_setting(name):
 
 def test_one_seed_one_beginning():
     def draw(seed):
-        seed_everything(TrainConfig(seed=seed))
+        seed_everything(seed)
         numbers = random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
         return numbers, logits(build_model(settings(), 5))
 
@@ -329,11 +329,15 @@ def test_one_seed_one_beginning():
     assert torch.equal(model, same)
     assert all(a != b for a, b in zip(first, other, strict=True))
     assert not torch.equal(model, another)
-    seed_everything(TrainConfig(seed=2**40))  # beyond what NumPy takes
+    seed_everything(2**40)  # beyond what NumPy takes
 
 
-def test_determinism_is_switched_on_and_off():
-    seed_everything(TrainConfig(runtime=RuntimeConfig(deterministic=True)))
-    assert torch.are_deterministic_algorithms_enabled()
-    seed_everything(TrainConfig())
-    assert not torch.are_deterministic_algorithms_enabled()
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_choice_of_kernels_ends_with_the_run(deterministic, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    with pytest.raises(KeyError), kernels(deterministic):
+        assert torch.are_deterministic_algorithms_enabled() == deterministic
+        assert torch.backends.cudnn.benchmark != deterministic
+        raise KeyError
+    assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark) == before

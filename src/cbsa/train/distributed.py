@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -90,12 +92,24 @@ def join_world(runtime: RuntimeConfig) -> Iterator[World]:
         return
     owned = not distributed.is_initialized()
     if owned:
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        _meet("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         yield World(distributed.get_rank(), distributed.get_world_size(), device)
     finally:
         if owned:
             distributed.destroy_process_group()
+
+
+def _meet(backend: str) -> None:
+    """Form the group of processes that ``torchrun`` started.
+
+    When it starts them again after one died, the store through which they find each other may be the old one,
+    with the addresses of the dead: each attempt gets a corner of its own.
+    """
+    store, rank, size = next(rendezvous("env://"))  # type: ignore[no-untyped-call]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"attempt-{attempt}", store)
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
 
 
 def parallelise(model: nn.Module, runtime: RuntimeConfig, world: World) -> nn.Module:
@@ -110,7 +124,7 @@ def parallelise(model: nn.Module, runtime: RuntimeConfig, world: World) -> nn.Mo
         model = synchronise_batch_norm(model, world.device)
     if runtime.parallel == "ddp":
         ids = [world.device.index] if world.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=not runtime.sync_batch_norm)
+        return DistributedDataParallel(model, device_ids=ids)
     mesh = init_device_mesh(world.device.type, (world.size,))
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(runtime.precision)
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
