@@ -188,6 +188,10 @@ class TrainConfig:
         for name in ("label_smoothing", "ema"):
             if not 0 <= check_number(name, getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
+        if self.schedule.min_lr > self.optimizer.lr:
+            raise ValueError(
+                f"schedule.min_lr={self.schedule.min_lr:g} must be at most optimizer.lr={self.optimizer.lr:g}"
+            )
         mixing = self.augment.mixup > 0 or self.augment.cutmix > 0
         if mixing and self.batch_size // self.accumulate % 2:
             raise ValueError(

@@ -24,7 +24,7 @@ class RunLog:
     def __init__(self, folder: Path, tell: Callable[[str], object]) -> None:
         self.folder, self.tell = folder, tell
         self.path = folder / "log.jsonl"
-        self._reported = False
+        self._reported = self._torn = False
         self._board: Any = None
 
     def rewind(self, step: int) -> None:
@@ -43,7 +43,9 @@ class RunLog:
         """Add an entry of a kind, ``"step"`` or ``"epoch"``; it has a ``step``."""
         try:
             with self.path.open("a") as file:
-                file.write(json.dumps({"kind": kind, **record}) + "\n")
+                begin = "\n" if self._torn else ""  # a full disk may have cut off the last line
+                file.write(f"{begin}{json.dumps({'kind': kind, **record})}\n")
+            self._torn = False
             if kind == "epoch":
                 write_text_atomically(self.folder / "epochs.csv", _as_csv(read_epochs(self.folder)))
             if self._board is not None:
@@ -51,6 +53,7 @@ class RunLog:
                     if isinstance(value, (int, float)) and name != "step":
                         self._board.add_scalar(f"{kind}/{name}", value, record["step"])
         except OSError as error:
+            self._torn = True
             if not self._reported:
                 self.tell(f"the log could not be written ({error}); the run goes on without it")
             self._reported = True

@@ -38,7 +38,8 @@ def _register(function: Recipe) -> Recipe:
 def digits_cbt() -> TrainConfig:
     """A small CBT on the 8×8 digits of scikit-learn, on a CPU.
 
-    Needs nothing but the installation: 1,438 training and 359 test images are embedded.
+    Needs nothing but the installation: 1,438 training and 359 test images are embedded. Measured on 2 cores:
+    98.9 % top-1 in 50 to 60 seconds.
 
     Command: ``cbsa train digits_cbt``
     """
@@ -181,8 +182,17 @@ _LABORATORY: dict[str, dict[str, Any]] = {
     },
 }
 _ATTENTIONS = {"cbt": "CBSA", "crate": "MSSA", "tost": "TSSA", "agent": "Agent attention"}
-# What we measured; the rest has not been run.
-_MEASURED: dict[str, str] = {}
+# What is known of a recipe's time and accuracy; nothing is known of those that are not here.
+_ONCE = "% top-1 with an earlier script of the same settings, one seed; not measured with this code."
+_KNOWN: dict[str, str] = {
+    "tiny_imagenet_cbt_tiny": "Measured on one H200: 45.9 % top-1 in 2.5 minutes, 17,700 images/s "
+    "(benchmarks/runs/tiny_imagenet_cbt_tiny).",
+    "tiny_imagenet_cbt_small": "Measured on one H200: 7,600 images/s, so about 5 minutes; "
+    "accuracy not measured.",
+    "tiny_imagenet_crate_tiny": f"About 2 minutes on one H200; 47.9 {_ONCE}",
+    "tiny_imagenet_agent_tiny": f"About 2 minutes on one H200; 46.9 {_ONCE}",
+    "tiny_imagenet_tost_tiny": f"About 2 minutes on one H200; 39.8 {_ONCE}",
+}
 
 
 def _laboratory_recipe(dataset: str, family: str, size: str) -> Recipe:
@@ -206,7 +216,7 @@ def _laboratory_recipe(dataset: str, family: str, size: str) -> Recipe:
     function.__doc__ = f"""{_ATTENTIONS[family]} of width {size} on {lab["what"]}.
 
     For comparisons at laboratory scale: one recipe for all attentions. Needs one GPU.
-    {_MEASURED.get(name, "Not measured.")}
+    {_KNOWN.get(name, "Time and accuracy have not been measured.")}
 
     Command: ``cbsa train {name} data.root={lab["root"]}``
     """

@@ -78,6 +78,11 @@ class GradientStep:
         """Normalised images (B, C, h, w) and targets (B,), or (B, classes) if they are mixed."""
         data, targets = self.config.data, batch.targets
         images = normalise(batch.images, data.mean, data.std)
+        if self.mixup is not None and len(images) % 2:
+            raise ValueError(
+                f"augment.mixup and augment.cutmix pair the images of a batch, but each process has "
+                f"{len(images)} at a time; choose batch_size so that its share is even"
+            )
         if self.mixup is not None:
             images, targets = self.mixup(images, targets)
         return images, targets
