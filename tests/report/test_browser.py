@@ -10,9 +10,7 @@ from PIL import Image
 
 from cbsa.report import Picture, Section, write_page
 
-BROWSER = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium (Debian: apt-get install chromium)")
 
 
@@ -53,7 +51,8 @@ def test_nothing_touches_the_right_edge(page, tmp_path):
     """On a narrow screen too: wide figures scroll within their sheet, the page itself does not."""
     for width in (1200, 600):
         edge = screenshot(page, tmp_path, width)[60:, -3:]  # below the coloured bar at the top
-        assert (edge == edge[0, 0]).all()
+        other = (edge != edge[0, 0]).any(axis=(1, 2))
+        assert other.sum() <= 2  # the line above the footer goes from edge to edge
 
 
 def test_dark_mode_is_dark(page, tmp_path):
