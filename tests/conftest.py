@@ -6,6 +6,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+# Without a GPU, Triton's kernels run in its interpreter; it is chosen when they are first imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 settings.register_profile(
     "cbsa",
     max_examples=40,

@@ -33,6 +33,7 @@ CHOSEN = {
     "augment.crop": ("pad", "pad", []),
     "optimizer.name": ("adamw", "adamw", []),
     "schedule.name": ("constant", "constant", []),
+    "schedule.min_lr": ("1e-5", 1e-5, []),
     "runtime.precision": ("fp16", "fp16", []),
     "runtime.cuda_graph": ("off", "off", []),
     "runtime.parallel": ("fsdp", "fsdp", []),
@@ -230,7 +231,7 @@ def test_a_recipe_survives_json(name):
         optional={
             "optimizer.lr": st.floats(1e-9, 10),
             "optimizer.betas": st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)),
-            "schedule.min_lr": st.floats(0, 1),
+            "schedule.warmup_epochs": st.floats(0, 1),
             "seed": st.integers(0, 2**63),
             "model.weights": st.none() | st.text(max_size=8),
             "model.kwargs": st.dictionaries(

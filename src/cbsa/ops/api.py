@@ -1,6 +1,7 @@
 """The public operator: what it means, the checks of its input, and the choice of an implementation."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +21,21 @@ from cbsa.ops.precision import autocast_dtype
 CONTRACTIONS = ("softmax", "exact", "none")
 
 _Implementation = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, float, str, float], Tensor]
+
+
+def _triton(*arguments: Any) -> Tensor:
+    """The Triton kernels, imported when they are first asked for: not every installation has Triton."""
+    try:
+        from cbsa.ops import fused
+    except ImportError as error:
+        raise ValueError(f"impl='triton' needs Triton, which is not installed ({error})") from error
+    return fused.contract_broadcast(*arguments)
+
+
 _IMPLEMENTATIONS: dict[str, _Implementation] = {
     "reference": reference.contract_broadcast,
     "sdpa": sdpa.contract_broadcast,
+    "triton": _triton,
 }
 IMPLEMENTATIONS = ("auto", *_IMPLEMENTATIONS)
 
@@ -64,18 +77,15 @@ def contract_broadcast(
             for C = R (Agent attention).
         eps: quantisation precision ε of the coding rate, for ``contraction="exact"``.
         impl: ``"reference"`` (plain PyTorch; differentiable twice and forward, ``torch.func`` transforms),
-            ``"sdpa"`` (PyTorch's fused attention kernels; nothing N×m in memory), or ``"auto"``, which goes
-            by size. The function is the same; rounding differs, in float32 visibly so where scores reach
-            hundreds (README.md).
+            ``"sdpa"`` (PyTorch's fused attention kernels; nothing N×m in memory), ``"triton"`` (kernels of
+            our own for a GPU: softmax and no contraction, not float64; not tuned yet), or ``"auto"``, which
+            chooses between the first two by size. The function is the same; rounding differs, in float32
+            visibly so where scores reach hundreds (README.md).
 
     Returns:
         (B, H, N, d) in the dtype of ``w`` (under autocast, in autocast's dtype).
     """
     check_choice("contraction", contraction, CONTRACTIONS)
-    if impl == "triton":
-        raise ValueError(
-            f"impl='triton': this version of cbsa has no Triton kernels; use one of {IMPLEMENTATIONS}"
-        )
     check_choice("impl", impl, IMPLEMENTATIONS)
     _check_tensors(w, reps, step_rep, step_out)
     check_mask(mask, w.shape[0], w.shape[2], w.device)
@@ -87,9 +97,9 @@ def contract_broadcast(
     elif w.dtype != reps.dtype:
         raise TypeError(f"w and reps must have one dtype, got {w.dtype} and {reps.dtype}")
     transformed = _is_transformed(w, reps, step_rep, step_out)
-    if impl == "sdpa" and transformed:
+    if impl in ("sdpa", "triton") and transformed:
         raise ValueError(
-            "impl='sdpa' supports neither forward-mode differentiation nor torch.func transforms; "
+            f"impl={impl!r} supports neither forward-mode differentiation nor torch.func transforms; "
             "use impl='reference' for them"
         )
     if impl == "auto":

@@ -1,0 +1,1 @@
+"""Triton kernels of contract-and-broadcast; ``cbsa.ops.fused`` launches them."""

@@ -1,0 +1,175 @@
+"""The Triton kernels: on a GPU, and everywhere else in Triton's interpreter."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from cbsa.ops import contract_broadcast
+from tests import truth
+from tests.compare import DEVICES, assert_as_good_as, assert_close, value_and_grads
+
+pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
+from cbsa.ops import fused
+
+NAMES = ("dw", "dreps", "dstep_rep", "dstep_out")
+# The interpreter multiplies bfloat16 wrongly in some releases of Triton: it is tested on GPUs.
+CASES = [
+    pytest.param(device, dtype, id=f"{device}-{dtype}")
+    for device in DEVICES
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    if device == "cuda" or dtype != torch.bfloat16
+]
+SHAPES = [
+    (2, 2, 33, 7, 10),  # odd everywhere
+    (1, 1, 1, 16, 8),  # one token
+    (1, 2, 130, 16, 16),  # more than one split, the last one short
+    (1, 1, 200, 100, 24),  # two blocks of representatives, the second one short
+    (1, 1, 70, 256, 64),  # more representatives than tokens
+    (1, 1, 65, 64, 100),  # a head of 100 dimensions
+]
+run = partial(contract_broadcast, impl="triton")
+
+
+def make_inputs(batch, heads, n, m, d, device="cpu", dtype=torch.float32):
+    w = torch.randn(batch, n, heads, d, device=device).transpose(1, 2)  # as a projection leaves it
+    reps = torch.randn(batch, m, heads, d, device=device).transpose(1, 2)
+    steps = torch.randn(2, heads, device=device).unbind()
+    return [x.to(dtype) for x in (w, reps, *steps)]
+
+
+@pytest.mark.parametrize(("device", "dtype"), CASES)
+@pytest.mark.parametrize("contraction", ["softmax", "none"])
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_value_and_every_gradient_are_as_good_as_plain_pytorch(shape, masked, contraction, device, dtype):
+    options = {"contraction": contraction, "mask": None}
+    if masked:
+        options["mask"] = torch.rand(shape[0], shape[2], device=device) < 0.7
+        options["mask"][:, 0] = True
+    assert_as_good_as(
+        partial(run, **options),
+        partial(truth.listing, **options),
+        partial(truth.contract_broadcast, **options),
+        partial(make_inputs, *shape, device=device),
+        dtype,
+        NAMES,
+        # A step's gradient is one number, summed with cancellation in another order than PyTorch's.
+        floor_ulps=10 if dtype == torch.float32 else 0.5,
+        draws=4,
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_element_is_written(device):
+    """Memory that nothing wrote is NaN here; sizes fill no block."""
+    inputs = make_inputs(2, 2, 131, 70, 20, device)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        results = value_and_grads(run, inputs, torch.randn_like(inputs[0]))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert all(result.isfinite().all() for result in results)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_same_bits_every_time(device):
+    inputs = make_inputs(1, 2, 300, 64, 32, device)
+    weight = torch.randn_like(inputs[0])
+    first, second = (value_and_grads(run, inputs, weight) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_padding_never_matters(device):
+    """NaN in it does not spread, its output and gradient are 0; also where there is nothing but padding."""
+    inputs = make_inputs(2, 2, 90, 16, 16, device)
+    mask = torch.arange(90, device=device) < torch.tensor([[50], [0]], device=device)
+    inputs[0] = inputs[0].masked_fill(~mask[:, None, :, None], float("nan"))
+    out, *grads = value_and_grads(partial(run, mask=mask), inputs, torch.randn(2, 2, 90, 16, device=device))
+    for result in (out, grads[0]):
+        assert (result.transpose(1, 2)[~mask] == 0).all()
+    assert all(grad.isfinite().all() for grad in grads)
+    alone = [inputs[0][:1, :, :50], inputs[1][:1], *inputs[2:]]
+    assert_close(out[:1, :, :50], truth.contract_broadcast(*[x.double() for x in alone]), 1e-5)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_steps_of_zero(zero):
+    inputs = make_inputs(1, 2, 40, 16, 16)
+    inputs[zero] = torch.zeros(2)
+    weight = torch.randn_like(inputs[0])
+    wide = [x.double() for x in inputs]
+    expected = value_and_grads(truth.contract_broadcast, wide, weight.double())
+    for name, a, t in zip(("output", *NAMES), value_and_grads(run, inputs, weight), expected, strict=True):
+        assert_close(a, t, 1e-5, name)
+
+
+def test_any_strides():
+    w, reps, *steps = make_inputs(2, 3, 50, 16, 12)
+    expected = run(w, reps, *steps)
+    laid_out = [w.contiguous(), w.mT.contiguous().mT, torch.cat([w, w], -1)[..., :12]]
+    for other in laid_out:
+        assert torch.equal(run(other, reps.contiguous(), *steps), expected)
+    assert expected.transpose(1, 2).is_contiguous()  # heads of a token are adjacent: merging them is free
+
+
+def test_detached_representatives_get_no_gradient():
+    """The stop-gradient of eq. cross-attn: other gradients are as they were."""
+    w, reps, *steps = (x.requires_grad_() for x in make_inputs(1, 2, 40, 16, 16))
+    out = run(w, reps, *steps)
+    full = torch.autograd.grad(out.square().sum(), (w, *steps))
+    stopped = torch.autograd.grad(run(w, reps.detach(), *steps).square().sum(), (w, *steps))
+    assert all(torch.equal(a, b) for a, b in zip(full, stopped, strict=True))
+
+
+def test_an_empty_batch():
+    inputs = make_inputs(0, 2, 10, 16, 16)
+    out, *grads = value_and_grads(run, inputs, torch.empty(0, 2, 10, 16))
+    assert out.shape == (0, 2, 10, 16)
+    assert [g.shape for g in grads] == [x.shape for x in inputs]
+    assert not any(g.any() for g in grads)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_operators_are_well_formed(masked):
+    inputs = [x.requires_grad_() for x in make_inputs(1, 2, 20, 16, 16)]
+    mask = torch.rand(1, 20) < 0.7 if masked else None
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    torch.library.opcheck(fused._forward, (*inputs, mask, 0.25, True), test_utils=tests)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiles_into_one_graph(device):
+    inputs = make_inputs(1, 2, 40, 16, 16, device)
+    weight = torch.randn_like(inputs[0])
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for a, b in zip(
+        value_and_grads(compiled, inputs, weight), value_and_grads(run, inputs, weight), strict=True
+    ):
+        assert_close(a, b, 1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast(device):
+    inputs = make_inputs(1, 2, 40, 16, 16, device)
+    with torch.autocast(device, torch.float16):
+        out, *grads = value_and_grads(run, inputs, torch.randn_like(inputs[0]))
+    assert out.dtype == torch.float16
+    assert all(g.dtype == torch.float32 for g in grads)
+    assert_close(out, truth.contract_broadcast(*[x.double() for x in inputs]), 5e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"contraction": "exact"}, "impl='triton' has no contraction='exact'"),
+        ({"dtype": torch.float64}, r"impl='triton' does not support torch\.float64"),
+        ({"d": 130}, "heads of up to 128 dimensions, not 130"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(changes, message):
+    inputs = make_inputs(1, 1, 20, 16, changes.get("d", 16), dtype=changes.get("dtype", torch.float32))
+    with pytest.raises(ValueError, match=message):
+        run(*inputs, contraction=changes.get("contraction", "softmax"))
