@@ -24,9 +24,10 @@ SHAPES = [
     (2, 2, 33, 7, 10),  # odd everywhere
     (1, 1, 1, 16, 8),  # one token
     (1, 2, 130, 16, 16),  # more than one split, the last one short
-    (1, 1, 200, 100, 24),  # two blocks of representatives, the second one short
-    (1, 1, 70, 256, 64),  # more representatives than tokens
+    (1, 1, 100, 100, 24),  # two blocks of representatives, the second one short
+    (1, 1, 40, 130, 32),  # more representatives than tokens
     (1, 1, 65, 64, 100),  # a head of 100 dimensions
+    (2, 4, 70, 20, 12),  # enough heads: one launch for everything
 ]
 run = partial(contract_broadcast, impl="triton")
 
@@ -54,8 +55,9 @@ def test_value_and_every_gradient_are_as_good_as_plain_pytorch(shape, masked, co
         partial(make_inputs, *shape, device=device),
         dtype,
         NAMES,
-        # A step's gradient is one number, summed with cancellation in another order than PyTorch's.
-        floor_ulps=10 if dtype == torch.float32 else 0.5,
+        # A step's gradient is one number, summed with cancellation in another order than PyTorch's: over many
+        # draws the errors are alike (4e-7 and 6e-7), in one either may be several times the other.
+        floor_ulps=20 if dtype == torch.float32 else 0.5,
         draws=4,
     )
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cbsa.ops.kernels import backward as kernels_backward
 from cbsa.ops.kernels import forward as kernels
+from cbsa.ops.kernels import whole
 
 CONTRACTIONS = ("softmax", "none")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -26,12 +27,13 @@ _INTERPRETER_PROGRAMS = 8  # stands for a GPU's multiprocessors there
 
 
 class _Plan(NamedTuple):
-    """How the work is cut: block sizes, and the tokens of each split."""
+    """How the work is cut: block sizes, the tokens of each split, or one launch for all (``whole``)."""
 
     blocks: dict[str, int]
     rep_blocks: int
     chunk: int
     splits: int
+    whole: bool
 
 
 def contract_broadcast(
@@ -86,6 +88,14 @@ def _forward(
     tokens = {"HAS_MASK": mask is not None, "PRECISION": _precision(w.dtype)}
     mask_or_any = w if mask is None else mask.contiguous()
     programs = batch * heads
+    if plan.whole:
+        with _on(w.device):
+            whole.forward_whole[(programs,)](
+                w, reps, mask_or_any, step_rep, step_out, out, delta, lse, c, lse_c,
+                heads, n, m, scale2, *w.stride()[:3], *reps.stride()[:3], *out.stride()[:3],
+                **plan.blocks, **tokens, SOFTMAX=softmax,
+            )  # fmt: skip
+        return out, delta, lse, c, lse_c
     partial = plan.splits > 1
     rows = (plan.splits, batch, heads, m) if partial else (0,)
     part_max, part_sum = (w.new_empty(rows, dtype=torch.float32) for _ in range(2))
@@ -156,11 +166,24 @@ def _backward(
     programs = batch * heads
     strides = (*w.stride()[:3], *reps.stride()[:3], *grad.stride()[:3])
     wide = torch.float32
+    parts = w.new_empty((2, batch, heads, plan.rep_blocks), dtype=wide)
+    if plan.whole:
+        with _on(w.device):
+            whole.backward_whole[(programs,)](
+                w, reps, grad, mask_or_any, step_rep, step_out, delta, lse, c, lse_c,
+                grad_w, grad_reps, parts[0], parts[1],
+                heads, n, m, scale, scale2, *strides, *grad_w.stride()[:3],
+                **plan.blocks, **tokens, SOFTMAX=softmax, WITH_Q=needs_reps,
+            )  # fmt: skip
+        if not needs_reps:
+            grad_reps.zero_()
+        grad_step_rep.copy_(parts[0].sum((0, 2)))
+        grad_step_out.copy_(parts[1].sum((0, 2)))
+        return grad_w, grad_reps, grad_step_rep, grad_step_out
     u = w.new_empty((plan.splits, batch, heads, m, d), dtype=wide)
     grad_r = w.new_empty((batch, heads, m, d), dtype=wide)
     grad_delta, kappa_c = reps.new_empty((2, batch, heads, m, d))
     row_dot = w.new_empty((batch, heads, m), dtype=wide)
-    parts = w.new_empty((2, batch, heads, plan.rep_blocks), dtype=wide)
     inside = needs_reps and plan.rep_blocks == 1
     grad_q = w.new_empty((plan.splits, batch, heads, m, d) if needs_reps else (0,), dtype=wide)
     with _on(w.device):
@@ -247,7 +270,8 @@ def _plan(w: Tensor, m: int) -> _Plan:
         available = _INTERPRETER_PROGRAMS
     wanted = min(triton.cdiv(available, batch * heads * rep_blocks), triton.cdiv(n, _BLOCK_TOKENS))
     chunk = triton.cdiv(triton.cdiv(n, wanted), _BLOCK_TOKENS) * _BLOCK_TOKENS
-    return _Plan(blocks, rep_blocks, chunk, triton.cdiv(n, chunk))
+    splits = triton.cdiv(n, chunk)
+    return _Plan(blocks, rep_blocks, chunk, splits, whole=splits == rep_blocks == 1)
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -42,6 +42,27 @@ def gather(
 
 
 @triton.jit
+def contract_gradient(
+    mine, gathered, along, norm, theirs, their_u, their_along, their_norm, scale, scale2,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What the representatives R_j contribute to dR_i, over κ.
+
+    RRᵀ is symmetric, so that a block of B and the transposed block come from one product: with u = U·C,
+    Σ_j B_ji U_j + s·(B_ij(U_i·R_j − u_i) + B_ji(U_j·R_i − u_j)) R_j. Rows and columns beyond M have a norm of
+    infinity, so that their weights are 0.
+    """
+    scores = tl.dot(mine, tl.trans(theirs), input_precision=PRECISION) * scale2  # (BM, BM)
+    ours = tl.exp2(scores - norm[:, None])  # B_ij
+    turned = tl.exp2(scores - their_norm[None, :])  # B_ji
+    direct = tl.dot(gathered, tl.trans(theirs), input_precision=PRECISION) - along[:, None]
+    crossed = tl.dot(mine, tl.trans(their_u), input_precision=PRECISION) - their_along[None, :]
+    both = scale * (ours * direct + turned * crossed)
+    spread_back = tl.dot(turned, their_u, input_precision=PRECISION)
+    return spread_back + tl.dot(both, theirs, input_precision=PRECISION)
+
+
+@triton.jit
 def contract_backward(
     q, delta, c, lse_c, u, step_rep, step_out,
     grad_r, grad_delta, kappa_c, row_dot, part_step_rep, part_step_out,
@@ -49,11 +70,7 @@ def contract_backward(
     q_b, q_h, q_m,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, SOFTMAX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dR and what follows from it for a block of representatives. Grid (B·H, blocks).
-
-    RRᵀ is symmetric, so that a block of B and the transposed block come from one product: with dC = κU and
-    t_i = dC_i·C_i, dR_i = Σ_j Bᵀ_ij dC_j + s·(B_ij(dC_i·R_j − t_i) + B_ji(dC_j·R_i − t_j)) R_j.
-    """
+    """dR and what follows from it for a block of representatives. Grid (B·H, blocks)."""
     bh, block = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
     q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
@@ -74,16 +91,10 @@ def contract_backward(
             their_u = load_rows(u + row * D, j, D, j < M, D, BD)
             their_c = load_rows(c + row * D, j, D, j < M, D, BD)
             their_norm = tl.load(lse_c + row + j, mask=j < M, other=float("inf"))
-            scores = tl.dot(mine, tl.trans(theirs), input_precision=PRECISION) * scale2  # (BM, BM)
-            # Rows and columns beyond M have scores of 0 and a norm of infinity, or are multiplied by zeros.
-            ours = tl.exp2(scores - norm[:, None])  # B_ij
-            turned = tl.exp2(scores - their_norm[None, :])  # B_ji
-            direct = tl.dot(gathered, tl.trans(theirs), input_precision=PRECISION) - along[:, None]
-            crossed = tl.dot(mine, tl.trans(their_u), input_precision=PRECISION)
-            crossed -= tl.sum(their_u * their_c, 1)[None, :]
-            acc += tl.dot(turned, their_u, input_precision=PRECISION)
-            both = scale * (ours * direct + turned * crossed)
-            acc += tl.dot(both, theirs, input_precision=PRECISION)
+            acc += contract_gradient(
+                mine, gathered, along, norm, theirs, their_u, tl.sum(their_u * their_c, 1), their_norm,
+                scale, scale2, PRECISION,
+            )  # fmt: skip
         grad_rows = kappa * acc
     else:
         grad_rows = kappa * gathered

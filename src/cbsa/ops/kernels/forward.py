@@ -7,6 +7,48 @@ from cbsa.ops.kernels.blocks import load_rows, real_tokens, store_rows
 
 
 @triton.jit
+def gather_online(
+    queries, w, mask, b, first, last, N, scale2, w_n,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Row maxima, row sums and unnormalised A w over the tokens from ``first`` to ``last``, online."""
+    top = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, BD), tl.float32)
+    for start in range(first, last, BN):
+        n = start + tl.arange(0, BN)
+        valid = real_tokens(mask, b, n, N, HAS_MASK)
+        tokens = load_rows(w, n, w_n, valid, D, BD)  # (BN, BD)
+        scores = tl.dot(queries, tl.trans(tokens), input_precision=PRECISION) * scale2  # (BM, BN)
+        scores = tl.where(valid[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        safe = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing but padding so far
+        weights = tl.exp2(scores - safe[:, None])
+        shrink = tl.exp2(top - safe)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(tokens.dtype), tokens, input_precision=PRECISION)
+        top = new_top
+    return top, total, acc
+
+
+@triton.jit
+def finish_gathering(top, total, acc):
+    """D and the log₂-sum-exp from what :func:`gather_online` returns; both are 0 if all was padding."""
+    some = total > 0
+    total = tl.where(some, total, 1.0)
+    return acc / total[:, None], tl.where(some, top + tl.log2(total), 0.0)
+
+
+@triton.jit
+def spread_block(queries, tokens, norm, contracted, scale2, PRECISION: tl.constexpr):
+    """AᵀC of a block of tokens (BN, BD) and one of representatives (BM, BD)."""
+    scores = tl.dot(tokens, tl.trans(queries), input_precision=PRECISION) * scale2  # (BN, BM)
+    weights = tl.exp2(scores - norm[None, :])
+    return tl.dot(weights.to(tokens.dtype), contracted.to(tokens.dtype), input_precision=PRECISION)
+
+
+@triton.jit
 def extract(
     w, q, mask, delta, lse, part_max, part_sum, part_acc,
     H, N, M, chunk, scale2,
@@ -25,22 +67,10 @@ def extract(
     q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
     r = block * BM + tl.arange(0, BM)
     queries = load_rows(q, r, q_m, r < M, D, BD)  # (BM, BD)
-    top = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    acc = tl.zeros((BM, BD), tl.float32)
-    for start in range(split * chunk, tl.minimum((split + 1) * chunk, N), BN):
-        n = start + tl.arange(0, BN)
-        valid = real_tokens(mask, b, n, N, HAS_MASK)
-        tokens = load_rows(w, n, w_n, valid, D, BD)  # (BN, BD)
-        scores = tl.dot(queries, tl.trans(tokens), input_precision=PRECISION) * scale2  # (BM, BN)
-        scores = tl.where(valid[None, :], scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        safe = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing but padding so far
-        weights = tl.exp2(scores - safe[:, None])
-        shrink = tl.exp2(top - safe)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None] + tl.dot(weights.to(tokens.dtype), tokens, input_precision=PRECISION)
-        top = new_top
+    top, total, acc = gather_online(
+        queries, w, mask, b, split * chunk, tl.minimum((split + 1) * chunk, N), N, scale2, w_n,
+        D, BD, BM, BN, HAS_MASK, PRECISION,
+    )  # fmt: skip
     row = bh.to(tl.int64) * M
     if SPLIT:
         row += split.to(tl.int64) * tl.num_programs(0) * M
@@ -48,10 +78,9 @@ def extract(
         tl.store(part_sum + row + r, total, mask=r < M)
         store_rows(part_acc + row * D, r, D, acc, r < M, D, BD)
     else:
-        some = total > 0
-        total = tl.where(some, total, 1.0)
-        tl.store(lse + row + r, tl.where(some, top + tl.log2(total), 0.0), mask=r < M)
-        store_rows(delta + row * D, r, D, acc / total[:, None], r < M, D, BD)
+        gathered, norm = finish_gathering(top, total, acc)
+        tl.store(lse + row + r, norm, mask=r < M)
+        store_rows(delta + row * D, r, D, gathered, r < M, D, BD)
 
 
 @triton.jit
@@ -76,10 +105,9 @@ def merge(
         total = total * ours + tl.load(part_sum + here + r, mask=r < M, other=0.0) * theirs
         acc = acc * ours[:, None] + load_rows(part_acc + here * D, r, D, r < M, D, BD) * theirs[:, None]
         top = new_top
-    some = total > 0
-    total = tl.where(some, total, 1.0)
-    tl.store(lse + row + r, tl.where(some, top + tl.log2(total), 0.0), mask=r < M)
-    store_rows(delta + row * D, r, D, acc / total[:, None], r < M, D, BD)
+    gathered, norm = finish_gathering(top, total, acc)
+    tl.store(lse + row + r, norm, mask=r < M)
+    store_rows(delta + row * D, r, D, gathered, r < M, D, BD)
 
 
 @triton.jit
@@ -147,9 +175,7 @@ def broadcast(
         r = start + tl.arange(0, BM)
         queries = load_rows(q, r, q_m, r < M, D, BD)
         norm = tl.load(lse + row + r, mask=r < M, other=float("inf"))  # weight 0 for rows beyond M
-        scores = tl.dot(tokens, tl.trans(queries), input_precision=PRECISION) * scale2  # (BN, BM)
-        weights = tl.exp2(scores - norm[None, :])
-        contracted = load_rows(c + row * D, r, D, r < M, D, BD).to(tokens.dtype)
-        acc += tl.dot(weights.to(tokens.dtype), contracted, input_precision=PRECISION)
+        contracted = load_rows(c + row * D, r, D, r < M, D, BD)
+        acc += spread_block(queries, tokens, norm, contracted, scale2, PRECISION)
     acc = tl.where(valid[:, None], acc * tl.load(step_out + h).to(tl.float32), 0.0)
     store_rows(out + b.to(tl.int64) * o_b + h.to(tl.int64) * o_h, n, o_n, acc, n < N, D, BD)
