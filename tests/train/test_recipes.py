@@ -159,3 +159,11 @@ def test_the_tiny_model_of_the_first_recipe_classifies():
     assert sum(p.numel() for p in model.parameters()) < 200_000
     assert model(torch.randn(2, 1, 32, 32)).shape == (2, 10)
     assert timm.is_model(config.model.name)
+
+
+def test_recipes_are_functions_of_their_module():
+    from cbsa.train import recipes
+
+    for name, function in RECIPES.items():
+        assert getattr(recipes, name) is function
+        assert function.__name__ == name

@@ -27,7 +27,8 @@ def recipe(name: str) -> TrainConfig:
 
 
 def _register(function: Recipe) -> Recipe:
-    RECIPES[function.__name__] = function
+    """Enter a recipe into the list, and into this module by its name."""
+    RECIPES[function.__name__] = globals()[function.__name__] = function
     return function
 
 
