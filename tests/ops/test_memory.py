@@ -65,4 +65,4 @@ def test_a_layer_over_a_sequence_stores_nothing_n_by_m_either():
 
 def test_memory_does_not_grow_with_the_number_of_representatives():
     few, many = peak_bytes("sdpa", 100_000, 16), peak_bytes("sdpa", 100_000, 128)
-    assert abs(many - few) < 24 * MIB  # 112 more representatives would be 85 MiB of weights
+    assert abs(many - few) < 40 * MIB  # 112 more representatives would be 85 MiB of weights
