@@ -105,3 +105,14 @@ def test_files_that_are_no_images(tmp_path):
     assert sorted(logged) == sorted(str(tmp_path / "train" / "dog" / name) for name in bad)
     assert any("truncated" in message for message in messages)
     assert join(eval_loader(open_source(config, train=False)))["valid"].sum() == 6
+
+
+def test_a_file_that_cannot_be_written_stops_nothing(tmp_path):
+    """The image is counted and reported all the same."""
+    said = []
+    (tmp_path / "taken").write_text("a file, not a folder")
+    log = CorruptLog(3, tmp_path / "taken" / "corrupt.jsonl", report=said.append)
+    log.record("a.jpg", "OSError: truncated")
+    assert log.count == 1
+    assert "could not be written" in said[0]
+    assert said[1] == "cannot read a.jpg: OSError: truncated"

@@ -152,7 +152,7 @@ def run_to_end(config: "TrainConfig", folder: Path, console: Console) -> "Result
     except StoppedError as stop:
         console.print(f"[yellow]{escape(str(stop))}[/yellow]", soft_wrap=True, highlight=False)
         raise typer.Exit(128 + stop.signum) from stop
-    except (NonFiniteError, TooManyCorruptImages) as error:
+    except (NonFiniteError, TooManyCorruptImages, OSError) as error:
         # Another process than the one that talks may be the one that failed.
         Console().print(f"[red]Stopped:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
         raise typer.Exit(1) from error

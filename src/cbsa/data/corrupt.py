@@ -45,10 +45,7 @@ class CorruptLog:
         if identity in self._errors:
             return
         self._errors[identity] = error
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"image": identity, "error": error}) + "\n")
+        self._write(identity, error)
         self._report(f"cannot read {identity}: {error}")
         if self.count > self.limit:
             last = "; ".join(f"{name} ({why})" for name, why in list(self._errors.items())[-_MOST_NAMED:])
@@ -56,6 +53,17 @@ class CorruptLog:
                 f"{self.count} images cannot be read, more than data.max_corrupt={self.limit}; the last: "
                 f"{last}. Mend or remove them, or raise data.max_corrupt"
             )
+
+    def _write(self, identity: str, error: str) -> None:
+        """Append to the file; a disk that is full loses the line, which is reported all the same."""
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"image": identity, "error": error}) + "\n")
+        except OSError as problem:
+            self._report(f"{self.path} could not be written ({problem})")
 
     def record_all(self, failures: Iterable[tuple[str, str]]) -> None:
         """Record pairs of an image and its error."""

@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from cbsa.ops.custom import empty_gradients, no_second_derivative, token_major
 from cbsa.ops.kernels import backward as kernels_backward
 from cbsa.ops.kernels import forward as kernels
 from cbsa.ops.kernels import whole
@@ -153,7 +154,7 @@ def _backward(
     needs_reps: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients with respect to w, reps (zeros if not needed), step_rep and step_out."""
-    grad_w, grad_reps, grad_step_rep, grad_step_out = _empty_gradients(w, reps, step_rep, step_out)
+    grad_w, grad_reps, grad_step_rep, grad_step_out = empty_gradients(w, reps, step_rep, step_out)
     if grad_w.numel() == 0:
         return grad_w, grad_reps, grad_step_rep.zero_(), grad_step_out.zero_()
     w, reps, grad = _unit_rows(w), _unit_rows(reps), _unit_rows(grad)
@@ -167,6 +168,8 @@ def _backward(
     strides = (*w.stride()[:3], *reps.stride()[:3], *grad.stride()[:3])
     wide = torch.float32
     parts = w.new_empty((2, batch, heads, plan.rep_blocks), dtype=wide)
+    if not needs_reps:
+        grad_reps.zero_()
     if plan.whole:
         with _on(w.device):
             whole.backward_whole[(programs,)](
@@ -175,43 +178,37 @@ def _backward(
                 heads, n, m, scale, scale2, *strides, *grad_w.stride()[:3],
                 **plan.blocks, **tokens, SOFTMAX=softmax, WITH_Q=needs_reps,
             )  # fmt: skip
-        if not needs_reps:
-            grad_reps.zero_()
-        grad_step_rep.copy_(parts[0].sum((0, 2)))
-        grad_step_out.copy_(parts[1].sum((0, 2)))
-        return grad_w, grad_reps, grad_step_rep, grad_step_out
-    u = w.new_empty((plan.splits, batch, heads, m, d), dtype=wide)
-    grad_r = w.new_empty((batch, heads, m, d), dtype=wide)
-    grad_delta, kappa_c = reps.new_empty((2, batch, heads, m, d))
-    row_dot = w.new_empty((batch, heads, m), dtype=wide)
-    inside = needs_reps and plan.rep_blocks == 1
-    grad_q = w.new_empty((plan.splits, batch, heads, m, d) if needs_reps else (0,), dtype=wide)
-    with _on(w.device):
-        kernels_backward.gather[(programs, plan.rep_blocks, plan.splits)](
-            w, reps, grad, mask_or_any, lse, u, heads, n, m, plan.chunk, scale2, *strides,
-            **plan.blocks, **tokens,
-        )  # fmt: skip
-        u = u.sum(0) if plan.splits > 1 else u[0]
-        few = {k: v for k, v in plan.blocks.items() if k != "BN"}
-        kernels_backward.contract_backward[(programs, plan.rep_blocks)](
-            reps, delta, c, lse_c, u, step_rep, step_out,
-            grad_r, grad_delta, kappa_c, row_dot, parts[0], parts[1],
-            heads, m, scale, scale2, *reps.stride()[:3], **few, SOFTMAX=softmax, PRECISION=precision,
-        )  # fmt: skip
-        kernels_backward.spread[(programs, plan.splits)](
-            w, reps, grad, mask_or_any, lse, kappa_c, grad_delta, row_dot, grad_w, grad_q,
-            heads, n, m, plan.chunk, scale, scale2, *strides, *grad_w.stride()[:3],
-            **plan.blocks, **tokens, WITH_Q=inside,
-        )  # fmt: skip
-        if needs_reps and not inside:
-            kernels_backward.spread_to_queries[(programs, plan.rep_blocks, plan.splits)](
-                w, reps, grad, mask_or_any, lse, kappa_c, grad_delta, row_dot, grad_q,
-                heads, n, m, plan.chunk, scale, scale2, *strides, **plan.blocks, **tokens,
-            )  # fmt: skip
-    if needs_reps:
-        grad_reps.copy_(grad_r + grad_q.sum(0))
     else:
-        grad_reps.zero_()
+        u = w.new_empty((plan.splits, batch, heads, m, d), dtype=wide)
+        grad_r = w.new_empty((batch, heads, m, d), dtype=wide)
+        grad_delta, kappa_c = reps.new_empty((2, batch, heads, m, d))
+        row_dot = w.new_empty((batch, heads, m), dtype=wide)
+        inside = needs_reps and plan.rep_blocks == 1
+        grad_q = w.new_empty((plan.splits, batch, heads, m, d) if needs_reps else (0,), dtype=wide)
+        with _on(w.device):
+            kernels_backward.gather[(programs, plan.rep_blocks, plan.splits)](
+                w, reps, grad, mask_or_any, lse, u, heads, n, m, plan.chunk, scale2, *strides,
+                **plan.blocks, **tokens,
+            )  # fmt: skip
+            u = u.sum(0) if plan.splits > 1 else u[0]
+            few = {k: v for k, v in plan.blocks.items() if k != "BN"}
+            kernels_backward.contract_backward[(programs, plan.rep_blocks)](
+                reps, delta, c, lse_c, u, step_rep, step_out,
+                grad_r, grad_delta, kappa_c, row_dot, parts[0], parts[1],
+                heads, m, scale, scale2, *reps.stride()[:3], **few, SOFTMAX=softmax, PRECISION=precision,
+            )  # fmt: skip
+            kernels_backward.spread[(programs, plan.splits)](
+                w, reps, grad, mask_or_any, lse, kappa_c, grad_delta, row_dot, grad_w, grad_q,
+                heads, n, m, plan.chunk, scale, scale2, *strides, *grad_w.stride()[:3],
+                **plan.blocks, **tokens, WITH_Q=inside,
+            )  # fmt: skip
+            if needs_reps and not inside:
+                kernels_backward.spread_to_queries[(programs, plan.rep_blocks, plan.splits)](
+                    w, reps, grad, mask_or_any, lse, kappa_c, grad_delta, row_dot, grad_q,
+                    heads, n, m, plan.chunk, scale, scale2, *strides, **plan.blocks, **tokens,
+                )  # fmt: skip
+        if needs_reps:
+            grad_reps.copy_(grad_r + grad_q.sum(0))
     grad_step_rep.copy_(parts[0].sum((0, 2)))
     grad_step_out.copy_(parts[1].sum((0, 2)))
     return grad_w, grad_reps, grad_step_rep, grad_step_out
@@ -233,7 +230,7 @@ def _(
     softmax: bool,
     needs_reps: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty_gradients(w, reps, step_rep, step_out)
+    return empty_gradients(w, reps, step_rep, step_out)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -248,14 +245,8 @@ def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None,
     return (*gradients, None, None, None)
 
 
-def _no_second_derivative(ctx: Any, *_: Any) -> None:
-    raise NotImplementedError(
-        'contract_broadcast with impl="triton" has no second derivative; use impl="reference" for one'
-    )
-
-
 _forward.register_autograd(_autograd_backward, setup_context=_setup_context)
-_backward.register_autograd(_no_second_derivative)
+_backward.register_autograd(no_second_derivative)
 
 
 def _plan(w: Tensor, m: int) -> _Plan:
@@ -283,24 +274,7 @@ def _empty_results(w: Tensor, reps: Tensor) -> tuple[Tensor, Tensor, Tensor, Ten
     """O, D, log-sum-exp of A, C, log-sum-exp of the contraction; all but O in float32: they are small."""
     delta, c = (reps.new_empty(reps.shape, dtype=torch.float32) for _ in range(2))
     lse, lse_c = (reps.new_empty(reps.shape[:-1], dtype=torch.float32) for _ in range(2))
-    return _token_major(w), delta, lse, c, lse_c
-
-
-def _empty_gradients(
-    w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return (
-        _token_major(w),
-        reps.new_empty(reps.shape),
-        step_rep.new_empty(step_rep.shape),
-        step_out.new_empty(step_out.shape),
-    )
-
-
-def _token_major(w: Tensor) -> Tensor:
-    """Empty (B, H, N, d) with a token's heads adjacent in memory, so that merging heads is free."""
-    batch, heads, n, d = w.shape
-    return w.new_empty(batch, n, heads, d).transpose(1, 2)
+    return token_major(w), delta, lse, c, lse_c
 
 
 def _unit_rows(x: Tensor) -> Tensor:

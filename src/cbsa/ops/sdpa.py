@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops.attention import attention, attention_backward
+from cbsa.ops.custom import empty_gradients, no_second_derivative, token_major
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.ops.reference import exact_factor, per_head
 from cbsa.ops.resolvent import resolvent, resolvent_backward
@@ -58,7 +59,7 @@ def _forward(
     gain = total.to(wide).exp().unsqueeze(-1) * per_head(step_out, wide)  # (B, H, N, 1)
     if mask is not None:
         gain = gain.masked_fill(~mask[:, None, :, None], 0)
-    out = torch.mul(mixed, gain, out=_token_major(w))
+    out = torch.mul(mixed, gain, out=token_major(w))
     return out, delta.to(w.dtype).contiguous(), lse.contiguous()
 
 
@@ -74,7 +75,7 @@ def _(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     lse = reps.new_empty(reps.shape[:-1], dtype=accumulation_dtype(w.dtype))
-    return _token_major(w), reps.new_empty(reps.shape), lse
+    return token_major(w), reps.new_empty(reps.shape), lse
 
 
 @torch.library.custom_op("cbsa::contract_broadcast_sdpa_backward", mutates_args=())
@@ -109,7 +110,7 @@ def _backward(
     dq_g, dk_g, _ = attention_backward(kappa_c, reps, w, grad, u, lse, scale, bias)
     dq_w, dk_w, dv_w = attention_backward(grad_delta, reps, w, w, delta, lse, scale, bias)
 
-    grad_w = torch.add(dk_g.to(wide) + dk_w, dv_w, out=_token_major(w))
+    grad_w = torch.add(dk_g.to(wide) + dk_w, dv_w, out=token_major(w))
     if mask is not None:
         grad_w.masked_fill_(~mask[:, None, :, None], 0)
     grad_reps = (dq_g.to(wide) + dq_w + grad_r).to(w.dtype).contiguous()
@@ -132,12 +133,7 @@ def _(
     contraction: str,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return (
-        _token_major(w),
-        reps.new_empty(reps.shape),
-        step_rep.new_empty(step_rep.shape),
-        step_out.new_empty(step_out.shape),
-    )
+    return empty_gradients(w, reps, step_rep, step_out)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -154,13 +150,7 @@ def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None,
 _forward.register_autograd(_autograd_backward, setup_context=_setup_context)
 
 
-def _no_second_derivative(ctx: Any, *_: Any) -> None:
-    raise NotImplementedError(
-        'contract_broadcast with impl="sdpa" has no second derivative; use impl="reference" for one'
-    )
-
-
-_backward.register_autograd(_no_second_derivative)
+_backward.register_autograd(no_second_derivative)
 
 
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_sdpa)
@@ -241,9 +231,3 @@ def _contract_backward(
     if contraction == "exact":
         return resolvent_backward(grad, r, exact_factor(r, eps))
     return grad
-
-
-def _token_major(w: Tensor) -> Tensor:
-    """Empty (B, H, N, d) with a token's heads adjacent in memory, so that merging heads is free."""
-    batch, heads, n, d = w.shape
-    return w.new_empty(batch, n, heads, d).transpose(1, 2)
