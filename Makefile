@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types clean
+.PHONY: help demo test test-gpu lint format types clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -30,6 +30,11 @@ demo: $(VENV)/.installed ## train a small CBT on embedded digits on the CPU, and
 
 test: lint types ## lint, types and all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-gpu: $(VENV)/.installed-dev ## the tests that run on a GPU, on a machine that has one
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
+	  || { echo "make test-gpu needs an NVIDIA GPU, and PyTorch sees none on this machine. make test runs all else."; exit 1; }
+	$(BIN)/python -m pytest -m gpu
 
 lint: $(VENV)/.installed-dev ## ruff: lint and format check
 	$(BIN)/ruff check .

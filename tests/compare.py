@@ -7,6 +7,8 @@ from torch import Tensor
 
 # The same tests run on the GPU of a machine that has one.
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+# Triton's kernels run on the GPU, or in its interpreter where there is none: never both in one process.
+KERNEL_DEVICES = DEVICES[-1:]
 HALF_DTYPES = [torch.bfloat16, torch.float16]
 
 

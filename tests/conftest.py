@@ -24,7 +24,16 @@ torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 
 def pytest_collection_modifyitems(items):
-    """The files that take longest come first, so that several processes end together."""
+    """Mark what runs on a GPU (`make test-gpu`), and skip what needs one where there is none.
+
+    The files that take longest come first, so that several processes end together.
+    """
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        elif hasattr(item, "callspec") and item.callspec.params.get("device") == "cuda":
+            item.add_marker("gpu")
     items.sort(key=lambda item: "tests/train/" not in item.nodeid)
 
 

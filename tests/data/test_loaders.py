@@ -207,7 +207,7 @@ def test_padding_larger_than_the_image_is_refused():
             train_loader(Tiles(4), config={"store": store}, augment={"crop": "pad", "padding": 8})
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @each_store
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_gpu_gets_the_same_batches(setting, workers):
@@ -222,7 +222,7 @@ def test_a_gpu_gets_the_same_batches(setting, workers):
         assert torch.equal(right.indices, left.indices)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("crop", ["resized", "pad", "none"])
 def test_the_resident_loader_does_not_make_the_cpu_wait(crop):
     loader = train_loader(

@@ -9,8 +9,10 @@ from cbsa.layers import ISTA, ConvStem
 from tests.compare import assert_close
 
 
-def test_ista_is_crates_three_products():
-    layer, x = ISTA(12).double(), torch.randn(2, 7, 12, dtype=torch.float64)
+@pytest.mark.parametrize("tokens", [7, 48, 100])
+def test_ista_is_crates_three_products(tokens):
+    """With few tokens it takes two products, with many one."""
+    layer, x = ISTA(12).double(), torch.randn(2, tokens, 12, dtype=torch.float64)
     d = layer.weight
     expected = F.relu(x + 0.1 * (x @ d - x @ d.T @ d) - 0.1 * 0.1)
     assert_close(layer(x), expected, 1e-12)
@@ -34,10 +36,15 @@ def test_ista_makes_sparse_codes_and_has_one_matrix():
     assert bound * 0.9 < layer.weight.abs().max() <= bound
 
 
-def test_ista_gradient():
+@pytest.mark.parametrize("tokens", [3, 30])
+def test_ista_gradients(tokens):
     layer = ISTA(5).double()
-    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(layer, [x])
+    x = torch.randn(tokens, 5, dtype=torch.float64, requires_grad=True)
+
+    def run(x, weight):
+        return torch.func.functional_call(layer, {"weight": weight}, x)
+
+    assert torch.autograd.gradcheck(run, [x, layer.weight])
 
 
 @pytest.mark.parametrize(

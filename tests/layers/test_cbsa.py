@@ -80,10 +80,10 @@ def test_stop_gradient_cuts_the_initial_representatives_only():
     flowing = torch.autograd.grad(free(x).sum(), free.proj.weight)[0]
     assert (stopped - flowing).abs().max() > 1e-6
     # The stopped gradient is that of the layer with its representatives frozen at their present value.
-    frozen = layer._initial_reps(
+    frozen = layer.initial_representatives(
         (x @ layer.proj.weight.T).view(1, 17, 3, 8).transpose(1, 2), None, None
     ).detach()
-    layer._initial_reps = lambda *_: frozen
+    layer.initial_representatives = lambda *_: frozen
     layer.stop_gradient = False
     assert_close(torch.autograd.grad(layer(x).sum(), layer.proj.weight)[0], stopped, 1e-12)
 

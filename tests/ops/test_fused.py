@@ -7,43 +7,69 @@ import torch
 
 from cbsa.ops import contract_broadcast
 from tests import truth
-from tests.compare import DEVICES, assert_as_good_as, assert_close, value_and_grads
+from tests.compare import KERNEL_DEVICES, assert_as_good_as, assert_close, value_and_grads
 
 pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
 from cbsa.ops import fused
+from cbsa.ops.kernels import launch
 
 NAMES = ("dw", "dreps", "dstep_rep", "dstep_out")
 # The interpreter multiplies bfloat16 wrongly in some releases of Triton: it is tested on GPUs.
 CASES = [
     pytest.param(device, dtype, id=f"{device}-{dtype}")
-    for device in DEVICES
+    for device in KERNEL_DEVICES
     for dtype in (torch.float32, torch.float16, torch.bfloat16)
     if device == "cuda" or dtype != torch.bfloat16
 ]
-SHAPES = [
+# (B, H, N, m, d)
+FEW = [
     (2, 2, 33, 7, 10),  # odd everywhere
     (1, 1, 1, 16, 8),  # one token
     (1, 2, 130, 16, 16),  # more than one split, the last one short
+    (1, 1, 128, 64, 64),  # whole blocks everywhere
+    (1, 1, 65, 64, 100),  # a head of 100 dimensions
+    (2, 4, 70, 20, 12),  # several images and heads
+]
+MANY = [
     (1, 1, 100, 100, 24),  # two blocks of representatives, the second one short
     (1, 1, 40, 130, 32),  # more representatives than tokens
-    (1, 1, 65, 64, 100),  # a head of 100 dimensions
-    (2, 4, 70, 20, 12),  # enough heads: one launch for everything
 ]
+REGIMES = ["whole", "split"]
 run = partial(contract_broadcast, impl="triton")
 
 
-def make_inputs(batch, heads, n, m, d, device="cpu", dtype=torch.float32):
+@pytest.fixture
+def regime(request, monkeypatch):
+    """Force one program a head, or tokens split over programs; many representatives are always split."""
+    whole = request.param == "whole"
+    monkeypatch.setattr(launch, "is_whole", lambda w, m: whole and not launch.in_blocks(m))
+    return request.param
+
+
+def make_inputs(batch, heads, n, m, d, device=KERNEL_DEVICES[0], dtype=torch.float32):
     w = torch.randn(batch, n, heads, d, device=device).transpose(1, 2)  # as a projection leaves it
     reps = torch.randn(batch, m, heads, d, device=device).transpose(1, 2)
     steps = torch.randn(2, heads, device=device).unbind()
     return [x.to(dtype) for x in (w, reps, *steps)]
 
 
+PROBLEMS = [
+    pytest.param(regime, shape, contraction, masked, id=f"{regime}-{shape}-{contraction}-{padding}")
+    for regime in REGIMES
+    for shape in (FEW if regime == "whole" else FEW + MANY)  # many representatives are always split
+    for contraction, masked, padding in [
+        ("softmax", False, "whole"),
+        ("softmax", True, "padded"),
+        ("none", True, "padded"),
+    ]
+]
+
+
 @pytest.mark.parametrize(("device", "dtype"), CASES)
-@pytest.mark.parametrize("contraction", ["softmax", "none"])
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_value_and_every_gradient_are_as_good_as_plain_pytorch(shape, masked, contraction, device, dtype):
+@pytest.mark.parametrize(("regime", "shape", "contraction", "masked"), PROBLEMS, indirect=["regime"])
+def test_value_and_every_gradient_are_as_good_as_plain_pytorch(
+    regime, shape, contraction, masked, device, dtype
+):
     options = {"contraction": contraction, "mask": None}
     if masked:
         options["mask"] = torch.rand(shape[0], shape[2], device=device) < 0.7
@@ -62,8 +88,9 @@ def test_value_and_every_gradient_are_as_good_as_plain_pytorch(shape, masked, co
     )
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_every_element_is_written(device):
+@pytest.mark.parametrize("regime", REGIMES, indirect=True)
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
+def test_every_element_is_written(regime, device):
     """Memory that nothing wrote is NaN here; sizes fill no block."""
     inputs = make_inputs(2, 2, 131, 70, 20, device)
     before = torch.are_deterministic_algorithms_enabled()
@@ -75,16 +102,18 @@ def test_every_element_is_written(device):
     assert all(result.isfinite().all() for result in results)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_the_same_bits_every_time(device):
+@pytest.mark.parametrize("regime", REGIMES, indirect=True)
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
+def test_the_same_bits_every_time(regime, device):
     inputs = make_inputs(1, 2, 300, 64, 32, device)
     weight = torch.randn_like(inputs[0])
     first, second = (value_and_grads(run, inputs, weight) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_padding_never_matters(device):
+@pytest.mark.parametrize("regime", REGIMES, indirect=True)
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
+def test_padding_never_matters(regime, device):
     """NaN in it does not spread, its output and gradient are 0; also where there is nothing but padding."""
     inputs = make_inputs(2, 2, 90, 16, 16, device)
     mask = torch.arange(90, device=device) < torch.tensor([[50], [0]], device=device)
@@ -100,7 +129,7 @@ def test_padding_never_matters(device):
 @pytest.mark.parametrize("zero", [2, 3])
 def test_steps_of_zero(zero):
     inputs = make_inputs(1, 2, 40, 16, 16)
-    inputs[zero] = torch.zeros(2)
+    inputs[zero] = torch.zeros_like(inputs[zero])
     weight = torch.randn_like(inputs[0])
     wide = [x.double() for x in inputs]
     expected = value_and_grads(truth.contract_broadcast, wide, weight.double())
@@ -128,7 +157,7 @@ def test_detached_representatives_get_no_gradient():
 
 def test_an_empty_batch():
     inputs = make_inputs(0, 2, 10, 16, 16)
-    out, *grads = value_and_grads(run, inputs, torch.empty(0, 2, 10, 16))
+    out, *grads = value_and_grads(run, inputs, torch.empty_like(inputs[0]))
     assert out.shape == (0, 2, 10, 16)
     assert [g.shape for g in grads] == [x.shape for x in inputs]
     assert not any(g.any() for g in grads)
@@ -137,12 +166,13 @@ def test_an_empty_batch():
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_operators_are_well_formed(masked):
     inputs = [x.requires_grad_() for x in make_inputs(1, 2, 20, 16, 16)]
-    mask = torch.rand(1, 20) < 0.7 if masked else None
+    mask = torch.rand(1, 20, device=KERNEL_DEVICES[0]) < 0.7 if masked else None
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    torch.library.opcheck(fused._forward, (*inputs, mask, 0.25, True), test_utils=tests)
+    for keep in (False, True):
+        torch.library.opcheck(fused._forward, (*inputs, mask, 0.25, True, keep), test_utils=tests)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
 def test_compiles_into_one_graph(device):
     inputs = make_inputs(1, 2, 40, 16, 16, device)
     weight = torch.randn_like(inputs[0])
@@ -153,7 +183,7 @@ def test_compiles_into_one_graph(device):
         assert_close(a, b, 1e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
 def test_autocast(device):
     inputs = make_inputs(1, 2, 40, 16, 16, device)
     with torch.autocast(device, torch.float16):
@@ -168,10 +198,11 @@ def test_autocast(device):
     [
         ({"contraction": "exact"}, "impl='triton' has no contraction='exact'"),
         ({"dtype": torch.float64}, r"impl='triton' does not support torch\.float64"),
+        ({"scale": -1.0}, r"needs a scale above 0, not -1\.0"),
         ({"d": 130}, "heads of up to 128 dimensions, not 130"),
     ],
 )
 def test_what_it_cannot_do_is_refused(changes, message):
     inputs = make_inputs(1, 1, 20, 16, changes.get("d", 16), dtype=changes.get("dtype", torch.float32))
     with pytest.raises(ValueError, match=message):
-        run(*inputs, contraction=changes.get("contraction", "softmax"))
+        run(*inputs, contraction=changes.get("contraction", "softmax"), scale=changes.get("scale"))

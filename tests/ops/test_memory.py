@@ -1,10 +1,15 @@
-"""Peak memory of the fused form, measured by the operating system in a process of its own."""
+"""Peak memory: the fused form's by the operating system, the kernels' by PyTorch's count on a GPU."""
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+
+from cbsa.ops import contract_broadcast
+from tests.compare import value_and_grads
 
 MIB = 2**20
 
@@ -43,11 +48,12 @@ def peak_bytes(impl, n, m, masked=False):
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-pytestmark = pytest.mark.skipif(
+needs_proc = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc to measure peak memory"
 )
 
 
+@needs_proc
 @pytest.mark.parametrize("masked", [False, True])
 def test_nothing_n_by_m_is_stored(masked):
     n, m, heads, d = 100_000, 128, 2, 8
@@ -57,12 +63,58 @@ def test_nothing_n_by_m_is_stored(masked):
     assert peak_bytes("reference", n, m, masked) > weights  # what is measured does show such a matrix
 
 
+@needs_proc
 def test_a_layer_over_a_sequence_stores_nothing_n_by_m_either():
     """Pooling included: 64 and 512 representatives of 100,000 tokens."""
     few, many = (peak_bytes("layer", 100_000, m) for m in (64, 512))
     assert abs(many - few) < 40 * MIB  # 448 more representatives would be 340 MiB of weights
 
 
+@needs_proc
 def test_memory_does_not_grow_with_the_number_of_representatives():
     few, many = peak_bytes("sdpa", 100_000, 16), peak_bytes("sdpa", 100_000, 128)
     assert abs(many - few) < 40 * MIB  # 112 more representatives would be 85 MiB of weights
+
+
+# --- on a GPU --------------------------------------------------------------------------------------------
+
+
+def gpu_bytes(function):
+    """By how many bytes memory peaked while ``function`` ran, and how many its result holds."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = function()
+    torch.cuda.synchronize()
+    left = torch.cuda.memory_allocated() - before
+    del result
+    return torch.cuda.max_memory_allocated() - before, left
+
+
+def total_bytes(*tensors):
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("batch", "n"), [(16, 1025), (1, 65_537)])
+def test_the_kernels_need_little_more_than_inputs_output_and_gradients(batch, n):
+    """At most 1.3 times those in training; without gradients, nothing is left but the output."""
+    pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
+    like = {"device": "cuda", "dtype": torch.bfloat16}
+    w = torch.randn(batch, n, 6, 64, **like).transpose(1, 2)
+    reps = torch.randn(batch, 6, 64, 64, **like)
+    inputs, weight = (w, reps, *torch.randn(2, 6, device="cuda").unbind()), torch.randn_like(w)
+    given = total_bytes(*inputs, weight)
+    necessary = given + total_bytes(*inputs, w)  # gradients of the inputs, and the output
+    peaks = {}
+    for impl in ("triton", "reference"):
+        step = partial(value_and_grads, partial(contract_broadcast, impl=impl), inputs, weight)
+        step()  # kernels are compiled, work spaces of libraries allocated
+        peaks[impl] = given + gpu_bytes(step)[0]
+    assert peaks["triton"] <= 1.3 * necessary, f"{peaks['triton'] / necessary:.2f} times what is necessary"
+    assert peaks["reference"] > 1.3 * necessary  # what is measured does show matrices of size N×m
+
+    with torch.no_grad():
+        peak, left = gpu_bytes(lambda: contract_broadcast(*inputs, impl="triton"))
+    assert left < total_bytes(w) + MIB
+    assert given + peak <= 1.3 * (given + total_bytes(w))

@@ -141,10 +141,9 @@ def test_compiled_blocks_give_the_same_run(tmp_path, device):
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), rel=1e-3)
 
 
+@pytest.mark.gpu
 def test_a_captured_step_is_the_eager_one(tmp_path):
     """Losses and batch statistics of a CUDA graph against launching kernel by kernel, deterministically."""
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
     common = ("runtime.device=cuda", "runtime.deterministic=true", "optimizer.lr=1e-4", "ema=0.9")
     for switch in ("on", "off"):
         train(tiny_config(*common, f"runtime.cuda_graph={switch}"), tmp_path / switch)

@@ -110,7 +110,7 @@ def _row_of(attention: Attention, index: int) -> Row:
 def _extraction_row(layer: CBSA, streams: Sequence[Tensor], grid: tuple[int, ...], query: int) -> Tensor:
     """Σ_r A[r, query]·A[r, :] with A (m×N) the softmax over tokens of eq. cross-attn, (B, H, N)."""
     (w,) = streams
-    reps = layer._initial_reps(w, grid, None)  # (B, H, m, p)
+    reps = layer.initial_representatives(w, grid, None)  # (B, H, m, p)
     a = (layer.head_dim**-0.5 * reps.to(w.dtype) @ w.mT).softmax(-1)  # (B, H, m, N)
     row: Tensor = a[..., query].unsqueeze(-2) @ a  # (B, H, 1, N)
     return row.squeeze(-2)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cbsa.cli import reproduce, train, weights
+from cbsa.cli import bench, reproduce, train, weights
 from cbsa.cli.demo import demo
 from cbsa.cli.models import models
 
@@ -16,6 +16,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(reproduce.app, name="reproduce")
+app.add_typer(bench.app, name="bench")
 app.command()(demo)
 app.command()(train.train)
 app.command()(train.finetune)

@@ -96,6 +96,44 @@ def fig_complexity(
     _say_where(console, complexity.save_curves(curves, out))
 
 
+@app.command("table-throughput")
+def table_throughput(
+    out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("outputs/throughput"),
+    device: Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU if there is one.")] = "auto",
+    models: Annotated[str, typer.Option(help="Some of the table's models, separated by commas.")] = "",
+    size: Annotated[int, typer.Option(help="Resolution in pixels; the paper's is 512.")] = 512,
+    batch: Annotated[int, typer.Option(help="Images at a time; 0 for a batch of 65,536 tokens.")] = 0,
+    precision: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile the blocks.")] = True,
+    seconds: Annotated[float, typer.Option(help="Time spent on each number.")] = 0.5,
+    jobs: Annotated[int, typer.Option(help="Compile ahead in so many processes; 0 for none.")] = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything anew.")] = False,
+) -> None:
+    """Measure images per second of CBT, ViT, CRATE and ToST at 512 px (table wall-clock)."""
+    from cbsa.cli.bench import choose_device, good_errors, positive, show_progress, split
+    from cbsa.experiments import paper, throughput
+
+    console = Console()
+    with good_errors():
+        config = throughput.configure(
+            choose_device(device),
+            models=tuple(split(models) or paper.THROUGHPUT),
+            img_size=size,
+            batch=batch,
+            precision=precision,
+            compilation="blocks" if compiled else "none",
+            seconds=positive(seconds),
+        )
+        _prepare(out)
+        with show_progress(console) as start:
+            say, advance = start("Models", len(list(config.forms())))
+            results = throughput.run(config, out, fresh=fresh, jobs=jobs, say=say, advance=advance)
+    for grid in throughput.tables(results, config):
+        console.print(grid.rich())
+    console.print(throughput.CAPTION, highlight=False)
+    console.print(f"Written: {', '.join(map(str, throughput.save(results, config, out)))}", soft_wrap=True)
+
+
 def _prepare(out: Path) -> None:
     """Create the output folder, or say why not."""
     from cbsa._files import prepare_folder

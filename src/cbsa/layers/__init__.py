@@ -10,6 +10,7 @@ from cbsa.layers.linear_stem import LinearStem
 from cbsa.layers.mhsa import MHSA
 from cbsa.layers.mlp import MLP
 from cbsa.layers.mssa import MSSA
+from cbsa.layers.norm import LayerNorm
 from cbsa.layers.orthogonal import ChannelCBSA, LinearCBSA
 from cbsa.layers.tssa import TSSA
 
@@ -24,6 +25,7 @@ __all__ = [
     "Attention",
     "ChannelCBSA",
     "ConvStem",
+    "LayerNorm",
     "LinearAttention",
     "LinearCBSA",
     "LinearStem",

@@ -73,10 +73,53 @@ class CBSA(Attention):
         """Number m of representatives."""
         return math.prod(self.representatives)
 
+    def mix(self, x: Tensor, grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
+        """Project tokens and contract and broadcast within each head.
+
+        Averages commute with the projection, so that tokens may be pooled on either side of it.
+        """
+        if self.init == "learned" or not self._pools_first(x):
+            return super().mix(x, grid, mask)
+        (w,), (reps,) = self.project(x), self.project(self._pool(x, grid, mask))
+        return self._contract_broadcast(w, reps, mask)
+
     def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
         """Contract and broadcast within each head."""
         (w,) = streams
-        reps = self._initial_reps(w, grid, mask)
+        return self._contract_broadcast(w, self.initial_representatives(w, grid, mask), mask)
+
+    def initial_representatives(
+        self, w: Tensor, grid: tuple[int, ...] | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """Q_ini within each subspace, (B, H, m, p), from the projected tokens w (B, H, N, p)."""
+        if self.initial_reps is not None:
+            (reps,) = self.project(self.initial_reps.expand(w.shape[0], -1, -1))
+            return reps
+        tokens = w.transpose(1, 2).flatten(2)  # (B, N, H p), a view of the projection's output
+        pooled = self._pool(tokens, grid, mask)
+        return pooled.view(*pooled.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+
+    POOL_FIRST = False
+
+    def _pools_first(self, x: Tensor) -> bool:
+        return self.POOL_FIRST
+
+    def _pool(self, tokens: Tensor, grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
+        """Average the patches among tokens (B, N, C) over the windows of the representatives, (B, m, C)."""
+        num_tokens, prefix, rank = tokens.shape[1], self.num_prefix_tokens, len(self.representatives)
+        if num_tokens <= prefix:
+            raise ValueError(f"x has {num_tokens} tokens: no patch is left after num_prefix_tokens={prefix}")
+        if grid is not None and len(grid) != rank:
+            raise ValueError(
+                f"grid={grid} and representatives={self.representatives} must have the same rank"
+            )
+        grid = check_grid(grid, num_tokens - prefix, rank)
+        patches = slice(0, num_tokens - prefix) if self.legacy_pool else slice(prefix, None)
+        return pool_tokens(
+            tokens[:, patches], grid, self.representatives, None if mask is None else mask[:, patches]
+        )
+
+    def _contract_broadcast(self, w: Tensor, reps: Tensor, mask: Tensor | None) -> Tensor:
         return contract_broadcast(
             w,
             reps.detach() if self.stop_gradient else reps,
@@ -87,29 +130,6 @@ class CBSA(Attention):
             eps=self.eps,
             impl=self.impl,
         )
-
-    def _initial_reps(self, w: Tensor, grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
-        """Q_ini within each subspace, (B, H, m, p)."""
-        batch, _, num_tokens, _ = w.shape
-        prefix = self.num_prefix_tokens
-        if num_tokens <= prefix:
-            raise ValueError(f"x has {num_tokens} tokens: no patch is left after num_prefix_tokens={prefix}")
-        reps: Tensor
-        if self.initial_reps is not None:
-            reps = self.proj(self.initial_reps).expand(batch, -1, -1)  # (B, m, H p)
-        else:
-            rank = len(self.representatives)
-            if grid is not None and len(grid) != rank:
-                raise ValueError(
-                    f"grid={grid} and representatives={self.representatives} must have the same rank"
-                )
-            grid = check_grid(grid, num_tokens - prefix, rank)
-            patches = slice(0, num_tokens - prefix) if self.legacy_pool else slice(prefix, None)
-            tokens = w.transpose(1, 2).flatten(2)  # (B, N, H p), a view of the projection's output
-            reps = pool_tokens(
-                tokens[:, patches], grid, self.representatives, None if mask is None else mask[:, patches]
-            )
-        return reps.view(batch, reps.shape[1], self.num_heads, self.head_dim).transpose(1, 2)
 
     def extra_repr(self) -> str:
         """Describe the layer in ``print(model)``."""

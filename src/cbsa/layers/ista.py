@@ -5,14 +5,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cbsa._checks import check_floating, check_int, check_number, check_positive_number
+from cbsa._tracing import is_exporting
+
+# Tokens for each channel from which on a product of dictionaries costs less than one of tokens.
+_MANY = 4
 
 
 class ISTA(nn.Module):
     """One proximal-gradient step towards sparse codes over a learned dictionary D (CRATE's feed-forward).
 
     out = relu(x + η·Dᵀ(x − D x) − η·λ): a gradient step of ½‖x₀ − D x‖² at x = x₀, the current tokens, then
-    the non-negative soft threshold. Written this way it takes two products with D instead of three. There is
-    no residual around it.
+    the non-negative soft threshold. Written this way it takes two products with D instead of three; with many
+    more tokens than channels it takes one, with η·(D − DᵀD), which is computed first. There is no residual
+    around it.
 
     Args:
         dim: width of the tokens.
@@ -59,6 +64,9 @@ class ISTA(nn.Module):
             raise ValueError(f"x must have shape (..., {self.dim}), got {tuple(x.shape)}")
         if self.fused_weight is not None:
             return F.relu(F.linear(x, self.fused_weight) - self.step_size * self.lambd)
+        if not is_exporting() and x.numel() >= _MANY * self.dim**2:
+            update = F.linear(x, self.step_size * (self.weight - self.weight.T @ self.weight).T)
+            return F.relu(x + update - self.step_size * self.lambd)
         residual = x - F.linear(x, self.weight)
         return F.relu(x + self.step_size * (F.linear(residual, self.weight.T) - self.lambd))
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cbsa._checks import check_choice, check_images, check_int, check_sizes
 from cbsa._tracing import is_exporting
-from cbsa.layers import ATTENTIONS, CBSA, ISTA, MLP, Attention, ConvStem, LinearStem
+from cbsa.layers import ATTENTIONS, CBSA, ISTA, MLP, Attention, ConvStem, LayerNorm, LinearStem
 from cbsa.ops import resample_tokens
 
 STEMS: dict[str, type[ConvStem] | type[LinearStem]] = {"conv": ConvStem, "linear": LinearStem}
@@ -27,9 +27,9 @@ class Block(nn.Module):
 
     def __init__(self, dim: int, attention: Attention, feed_forward: ISTA | MLP) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim)
+        self.norm1 = LayerNorm(dim)
         self.attn = attention
-        self.norm2 = nn.LayerNorm(dim)
+        self.norm2 = LayerNorm(dim)
         self.ff = feed_forward
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -102,7 +102,7 @@ class Transformer(
         self.num_prefix_tokens = 1
         self.grad_checkpointing = False
         self.img_size, self.grid = self._sizes(img_size)
-        check_choice("feed_forward", feed_forward, FEED_FORWARDS)
+        self.feed_forward = check_choice("feed_forward", feed_forward, FEED_FORWARDS)
         check_choice("stem", stem, STEMS)
         specs = _per_block(attention, check_int("depth", depth))
         pooling = {
@@ -122,7 +122,7 @@ class Transformer(
                 )
                 for spec in specs
             )
-            self.norm: nn.Module = nn.LayerNorm(embed_dim)
+            self.norm: nn.Module = LayerNorm(embed_dim)
             self.head: nn.Module = nn.Linear(embed_dim, num_classes) if num_classes > 0 else nn.Identity()
         self.feature_info = [
             {"module": f"blocks.{i}", "num_chs": embed_dim, "reduction": patch_size} for i in range(depth)
@@ -251,9 +251,11 @@ class Transformer(
             )
         maps = self.patch_embed(images)  # (B, dim, h, w)
         grid = (maps.shape[2], maps.shape[3])
-        cls = self.cls_token.expand(maps.shape[0], -1, -1)
-        x = torch.cat([cls, maps.flatten(2).transpose(1, 2)], dim=1)
-        return x + self._positions(grid), grid
+        # Without a residual around ISTA nothing sums up over the depth: tokens stay in autocast's dtype.
+        dtype = maps.dtype if self.feed_forward == "ista" else self.pos_embed.dtype
+        cls = self.cls_token.to(dtype).expand(maps.shape[0], -1, -1)
+        x = torch.cat([cls, maps.to(dtype).flatten(2).transpose(1, 2)], dim=1)
+        return x + self._positions(grid).to(dtype), grid
 
     def _run(self, block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
         recompute = self.grad_checkpointing and torch.is_grad_enabled()

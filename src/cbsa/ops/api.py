@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from cbsa._checks import (
     check_choice,
@@ -14,8 +13,9 @@ from cbsa._checks import (
     check_number,
     check_positive_number,
 )
-from cbsa._tracing import is_exporting
+from cbsa._tracing import is_exporting, is_transformed
 from cbsa.ops import reference, sdpa
+from cbsa.ops.availability import kernels_run_on
 from cbsa.ops.precision import autocast_dtype
 
 CONTRACTIONS = ("softmax", "exact", "none")
@@ -78,9 +78,10 @@ def contract_broadcast(
         eps: quantisation precision ε of the coding rate, for ``contraction="exact"``.
         impl: ``"reference"`` (plain PyTorch; differentiable twice and forward, ``torch.func`` transforms),
             ``"sdpa"`` (PyTorch's fused attention kernels; nothing N×m in memory), ``"triton"`` (kernels of
-            our own for a GPU: softmax and no contraction, not float64; not tuned yet), or ``"auto"``, which
-            chooses between the first two by size. The function is the same; rounding differs, in float32
-            visibly so where scores reach hundreds (README.md).
+            our own for a GPU: softmax and no contraction, not float64), or ``"auto"``: the kernels on a GPU
+            where they can, unless the environment has CBSA_KERNELS=0 when cbsa is imported, else one of the
+            others by size. The function is the same; rounding differs, in float32 visibly so where scores
+            reach hundreds (README.md).
 
     Returns:
         (B, H, N, d) in the dtype of ``w`` (under autocast, in autocast's dtype).
@@ -96,38 +97,30 @@ def contract_broadcast(
         w, reps = w.to(dtype), reps.to(dtype)
     elif w.dtype != reps.dtype:
         raise TypeError(f"w and reps must have one dtype, got {w.dtype} and {reps.dtype}")
-    transformed = _is_transformed(w, reps, step_rep, step_out)
+    transformed = is_transformed(w, reps, step_rep, step_out)
     if impl in ("sdpa", "triton") and transformed:
         raise ValueError(
             f"impl={impl!r} supports neither forward-mode differentiation nor torch.func transforms; "
             "use impl='reference' for them"
         )
     if impl == "auto":
-        impl = "reference" if transformed or is_exporting() else _choose(w, reps)
+        impl = "reference" if transformed or is_exporting() else _choose(w, reps, scale, contraction)
     return _IMPLEMENTATIONS[impl](w, reps, step_rep, step_out, mask, scale, contraction, eps)
 
 
-def _is_transformed(*inputs: Tensor) -> bool:
-    """Tell whether a transform of ``torch.func`` or forward-mode differentiation is at work."""
-    if torch.compiler.is_compiling():
-        return False
-    if torch._C._are_functorch_transforms_active():
-        return True
-    return forward_ad._current_level >= 0 and any(
-        forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
-        for x in inputs
-    )
-
-
-def _choose(w: Tensor, reps: Tensor) -> str:
-    """Pick the implementation for ``impl="auto"`` by the size of A (README.md has the measurements)."""
+def _choose(w: Tensor, reps: Tensor, scale: float, contraction: str) -> str:
+    """Pick the implementation for ``impl="auto"`` (README.md has the measurements)."""
     batch, heads, n, _ = w.shape
     size = batch * heads * n * reps.shape[-2] * w.element_size()
-    if w.device.type != "cpu":
-        limit = _REFERENCE_BYTES_GPU
-    else:
+    if w.device.type == "cpu":
         limit = _REFERENCE_BYTES_CPU_HALF if w.element_size() < 4 else _REFERENCE_BYTES_CPU
-    return "reference" if size <= limit else "sdpa"
+        return "reference" if size <= limit else "sdpa"
+    if kernels_run_on(w.device) and (w.element_size() < 4 or size > _REFERENCE_BYTES_GPU):
+        from cbsa.ops import fused
+
+        if fused.why_not(w, scale, contraction) is None:
+            return "triton"
+    return "reference" if size <= _REFERENCE_BYTES_GPU else "sdpa"
 
 
 def _check_tensors(w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor) -> None:

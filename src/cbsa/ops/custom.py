@@ -1,8 +1,15 @@
 """What the implementations that are PyTorch operators of their own share."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
+
+
+def launched_on(device: torch.device) -> AbstractContextManager[object]:
+    """Context in which kernels are launched on the device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def token_major(w: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from cbsa._checks import check_floating, check_grid, check_mask, check_sizes
-from cbsa._tracing import is_exporting
+from cbsa._tracing import is_exporting, is_transformed
+from cbsa.ops.availability import kernels_run_on
 from cbsa.ops.precision import accumulation_dtype, no_autocast, solve_dtype
 
 # Up to so many windows along an axis a matrix is cheap, and weighs little beside the tokens.
@@ -26,9 +27,12 @@ def pool_tokens(
     ``torch.nn.AdaptiveAvgPool*d``, for any ``n`` and ``o`` (windows overlap when ``o`` does not divide
     ``n`` and repeat tokens when ``o > n``).
 
-    Windows that divide the grid are reduced directly. Otherwise, along an axis of few windows it is a product
-    with a small 0/1 matrix, along one of many it goes by prefix sums: nothing of size N×m. Unlike PyTorch's
-    own pooling this exports to ONNX with a dynamic grid, and its backward is deterministic on every device.
+    On a GPU, sequences and images without a mask are pooled by a Triton kernel (not in float64, in exported
+    graphs, under ``torch.func`` transforms or in forward-mode differentiation, nor if the environment has
+    CBSA_KERNELS=0 when cbsa is imported). Elsewhere windows that divide the grid are reduced directly.
+    Otherwise, along an axis of few windows it is a product with a small 0/1 matrix, along one of many it goes
+    by prefix sums: nothing of size N×m. Unlike PyTorch's own pooling this exports to ONNX with a dynamic
+    grid, and its backward is deterministic on every device.
 
     Args:
         x: tokens (B, N, C), N = prod(grid), the last axis of the grid running fastest.
@@ -52,6 +56,11 @@ def pool_tokens(
     check_mask(mask, batch, num_tokens, x.device)
 
     with no_autocast(x.device):
+        if mask is None and _kernels_serve(x, len(sizes)):
+            from cbsa.ops import fused_pooling
+
+            pooled: Tensor = fused_pooling.pool_tokens(x, sizes, bins)
+            return pooled
         if mask is None and not is_exporting() and all(n % o == 0 for n, o in zip(sizes, bins, strict=True)):
             return _average_of_equal_windows(x, sizes, bins)
         if mask is None:
@@ -62,6 +71,18 @@ def pool_tokens(
             sums = _window_sums(x.masked_fill(~mask.unsqueeze(-1), 0), alive, bins)
             counts = _window_sums(mask.to(torch.float32).unsqueeze(-1), alive, bins).clamp_min(1)
         return (sums / counts).to(x.dtype)
+
+
+def _kernels_serve(x: Tensor, rank: int) -> bool:
+    """Whether the Triton kernels (``fused_pooling.py``) can pool x on a grid of this rank."""
+    return (
+        x.device.type == "cuda"
+        and rank <= 2
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and not is_exporting()
+        and not is_transformed(x)
+        and kernels_run_on(x.device)
+    )
 
 
 def _average_of_equal_windows(x: Tensor, grid: Sequence[int], bins: Sequence[int]) -> Tensor:

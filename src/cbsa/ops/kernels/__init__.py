@@ -1,1 +1,1 @@
-"""Triton kernels of contract-and-broadcast; ``cbsa.ops.fused`` launches them."""
+"""Triton kernels: contract-and-broadcast (``cbsa.ops.fused``) and pooling (``cbsa.ops.fused_pooling``)."""

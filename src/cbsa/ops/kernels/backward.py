@@ -1,4 +1,4 @@
-"""Kernels of the backward: gather the output gradient, contract it, spread it to tokens and representatives.
+"""Kernels of the backward over split tokens: gather the output gradient, contract it, spread it.
 
 Names are those of README.md: U = A G, dR, dD = η·dR, δ, dS = A∘(κ·C Gᵀ + dD wᵀ − δ).
 """
@@ -6,8 +6,26 @@ Names are those of README.md: U = A G, dR, dD = η·dR, δ, dS = A∘(κ·C Gᵀ
 import triton
 import triton.language as tl
 
-from cbsa.ops.kernels.blocks import load_rows, real_tokens, store_rows
+from cbsa.ops.kernels.blocks import announce, follow, head_of, load_rows, real_tokens, store_rows
 from cbsa.ops.kernels.forward import load_extracted
+from cbsa.ops.kernels.steps import contract_block, contract_block_gradient, score_gradient, spread_backwards
+
+
+@triton.jit
+def gather_gradient_block(
+    acc, queries, norm, w, grad, mask, b, start, N, scale2, w_n, g_n,
+    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
+    EDGE: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add A G of a block of tokens; G is 0 where there is padding, whose weight is of no matter then."""
+    valid = real_tokens(mask, b, start, N, BN, EDGE, HAS_MASK)
+    tokens = load_rows(w, start, w_n, valid, BN, D, BD)
+    gradients = load_rows(grad, start, g_n, valid, BN, D, BD)
+    raw = tl.dot(queries, tl.trans(tokens), input_precision=PRECISION)
+    weights = tl.exp2(raw * scale2 - norm[:, None])  # (BM, BN)
+    if EDGE or HAS_MASK:
+        weights = tl.where(valid[None, :], weights, 0.0)
+    return tl.dot(weights.to(gradients.dtype), gradients, acc, input_precision=PRECISION)
 
 
 @triton.jit
@@ -16,35 +34,74 @@ def gather(
     H, N, M, chunk, scale2,
     w_b, w_h, w_n, q_b, q_h, q_m, g_b, g_h, g_n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """U = A G, one sum for each split (splits, B·H, M, D). Grid (B·H, blocks of representatives, splits)."""
+    announce(PDL)
     bh, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     b, h = bh // H, bh % H
-    w += b.to(tl.int64) * w_b + h.to(tl.int64) * w_h
-    q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
-    grad += b.to(tl.int64) * g_b + h.to(tl.int64) * g_h
+    w, grad = head_of(w, b, h, w_b, w_h), head_of(grad, b, h, g_b, g_h)
     r = block * BM + tl.arange(0, BM)
-    row = bh.to(tl.int64) * M
-    queries = load_rows(q, r, q_m, r < M, D, BD)
-    norm = tl.load(lse + row + r, mask=r < M, other=float("inf"))
+    queries = load_rows(head_of(q, b, h, q_b, q_h), block * BM, q_m, r < M, BM, D, BD)
+    norm = tl.load(lse + bh.to(tl.int64) * M + r, mask=r < M, other=float("inf"))
     acc = tl.zeros((BM, BD), tl.float32)
-    for start in range(split * chunk, tl.minimum((split + 1) * chunk, N), BN):
-        n = start + tl.arange(0, BN)
-        valid = real_tokens(mask, b, n, N, HAS_MASK)
-        tokens = load_rows(w, n, w_n, valid, D, BD)
-        gradients = load_rows(grad, n, g_n, valid, D, BD)  # 0 for padding: its weight does not matter
-        scores = tl.dot(queries, tl.trans(tokens), input_precision=PRECISION) * scale2
-        weights = tl.exp2(scores - norm[:, None])  # (BM, BN)
-        acc += tl.dot(weights.to(gradients.dtype), gradients, input_precision=PRECISION)
-    row += split.to(tl.int64) * tl.num_programs(0) * M
-    store_rows(u + row * D, r, D, acc, r < M, D, BD)
+    first, end = split * chunk, tl.minimum((split + 1) * chunk, N)
+    full = first + (end - first) // BN * BN
+    for start in range(first, full, BN):
+        acc = gather_gradient_block(
+            acc, queries, norm, w, grad, mask, b, start, N, scale2, w_n, g_n,
+            D, BD, BN, False, HAS_MASK, PRECISION,
+        )  # fmt: skip
+    if full < end:
+        acc = gather_gradient_block(
+            acc, queries, norm, w, grad, mask, b, full, N, scale2, w_n, g_n,
+            D, BD, BN, True, HAS_MASK, PRECISION,
+        )  # fmt: skip
+    row = (split.to(tl.int64) * tl.num_programs(0) + bh) * M
+    store_rows(u + row * D, block * BM, D, acc, r < M, BM, D, BD)
+
+
+@triton.jit
+def add_splits(
+    parts, more, total,
+    size, splits,
+    HAS_MORE: tl.constexpr, BLOCK: tl.constexpr, BS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Sum of ``parts`` (splits, size), and of ``more`` (size,), in a fixed order. Grid (blocks,)."""
+    follow(PDL)
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.load(more + i, mask=i < size, other=0.0) if HAS_MORE else tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, splits, BS):
+        s = start + tl.arange(0, BS).to(tl.int64)
+        inside = (s < splits)[:, None] & (i < size)[None, :]
+        acc += tl.sum(tl.load(parts + s[:, None] * size + i[None, :], mask=inside, other=0.0), 0)
+    tl.store(total + i, acc.to(total.dtype.element_ty), mask=i < size)
+
+
+@triton.jit
+def add_steps(
+    part_step_rep, part_step_out, grad_step_rep, grad_step_out,
+    B, H, blocks,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the steps from their parts (B, H, blocks), in a fixed order. Grid (H,)."""
+    follow(PDL)
+    h = tl.program_id(0)
+    rep = tl.zeros((BLOCK,), tl.float32)
+    out = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, B * blocks, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        place = (i // blocks * H + h) * blocks + i % blocks
+        rep += tl.load(part_step_rep + place, mask=i < B * blocks, other=0.0)
+        out += tl.load(part_step_out + place, mask=i < B * blocks, other=0.0)
+    tl.store(grad_step_rep + h, tl.sum(rep, 0).to(grad_step_rep.dtype.element_ty))
+    tl.store(grad_step_out + h, tl.sum(out, 0).to(grad_step_out.dtype.element_ty))
 
 
 @triton.jit
 def contract_gradient(
     mine, gathered, along, norm, theirs, their_u, their_along, their_norm, scale, scale2,
-    PRECISION: tl.constexpr,
+    DTYPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What the representatives R_j contribute to dR_i, over κ.
 
@@ -58,8 +115,8 @@ def contract_gradient(
     direct = tl.dot(gathered, tl.trans(theirs), input_precision=PRECISION) - along[:, None]
     crossed = tl.dot(mine, tl.trans(their_u), input_precision=PRECISION) - their_along[None, :]
     both = scale * (ours * direct + turned * crossed)
-    spread_back = tl.dot(turned, their_u, input_precision=PRECISION)
-    return spread_back + tl.dot(both, theirs, input_precision=PRECISION)
+    spread_back = tl.dot(turned.to(DTYPE), their_u, input_precision=PRECISION)
+    return tl.dot(both.to(DTYPE), theirs, spread_back, input_precision=PRECISION)
 
 
 @triton.jit
@@ -68,41 +125,53 @@ def contract_backward(
     grad_r, grad_delta, kappa_c, row_dot, part_step_rep, part_step_out,
     H, M, scale, scale2,
     q_b, q_h, q_m,
-    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, SOFTMAX: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, REP_BLOCKS: tl.constexpr,
+    SOFTMAX: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dR and what follows from it for a block of representatives. Grid (B·H, blocks)."""
+    follow(PDL)
     bh, block = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
-    q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
+    q = head_of(q, b, h, q_b, q_h)
+    dtype = q.dtype.element_ty
     row = bh.to(tl.int64) * M
-    delta += row * D
+    delta, u, c = delta + row * D, u + row * D, c + row * D
     eta, kappa = tl.load(step_rep + h).to(tl.float32), tl.load(step_out + h).to(tl.float32)
-    i = block * BM + tl.arange(0, BM)
-    gathered = load_rows(u + row * D, i, D, i < M, D, BD)  # U, (BM, BD)
-    contracted = load_rows(c + row * D, i, D, i < M, D, BD)
-    along = tl.sum(gathered * contracted, 1)  # U_i·C_i
-    if SOFTMAX:
-        mine = load_extracted(q, delta, eta, i, q_m, M, D, BD)
+    first = block * BM
+    i = first + tl.arange(0, BM)
+    gathered = load_rows(u, first, D, i < M, BM, D, BD)  # U, (BM, BD)
+    if REP_BLOCKS == 1:
+        extracted = load_extracted(q, delta, eta, 0, q_m, M, BM, D, BD)
+        if SOFTMAX:
+            contracted, weights = contract_block(extracted, M, scale2, dtype, BM, PRECISION)
+            grad_rows = kappa * contract_block_gradient(extracted, weights, gathered, scale, dtype, PRECISION)
+            grad_rows = tl.where((i < M)[:, None], grad_rows, 0.0)
+        else:
+            contracted, grad_rows = extracted, kappa * gathered
+    else:
+        contracted = load_rows(c, first, D, i < M, BM, D, BD)
+        grad_rows = kappa * gathered
+    if SOFTMAX and REP_BLOCKS > 1:
+        mine, my_u = load_extracted(q, delta, eta, first, q_m, M, BM, D, BD).to(dtype), gathered.to(dtype)
         norm = tl.load(lse_c + row + i, mask=i < M, other=float("inf"))
         acc = tl.zeros((BM, BD), tl.float32)
         for start in range(0, M, BM):
             j = start + tl.arange(0, BM)
-            theirs = load_extracted(q, delta, eta, j, q_m, M, D, BD)
-            their_u = load_rows(u + row * D, j, D, j < M, D, BD)
-            their_c = load_rows(c + row * D, j, D, j < M, D, BD)
+            theirs = load_extracted(q, delta, eta, start, q_m, M, BM, D, BD).to(dtype)
+            their_u = load_rows(u, start, D, j < M, BM, D, BD).to(dtype)
+            their_c = load_rows(c, start, D, j < M, BM, D, BD)
             their_norm = tl.load(lse_c + row + j, mask=j < M, other=float("inf"))
             acc += contract_gradient(
-                mine, gathered, along, norm, theirs, their_u, tl.sum(their_u * their_c, 1), their_norm,
-                scale, scale2, PRECISION,
+                mine, my_u, tl.sum(my_u * contracted, 1), norm,
+                theirs, their_u, tl.sum(their_u * their_c, 1), their_norm,
+                scale, scale2, dtype, PRECISION,
             )  # fmt: skip
         grad_rows = kappa * acc
-    else:
-        grad_rows = kappa * gathered
-    deltas = load_rows(delta, i, D, i < M, D, BD)
-    grad_steps = tl.sum(grad_rows * deltas, 1)  # dR_i·D_i
-    store_rows(grad_r + row * D, i, D, grad_rows, i < M, D, BD)
-    store_rows(grad_delta + row * D, i, D, eta * grad_rows, i < M, D, BD)
-    store_rows(kappa_c + row * D, i, D, kappa * contracted, i < M, D, BD)
+    along = tl.sum(gathered * contracted, 1)  # U_i·C_i
+    grad_steps = tl.sum(grad_rows * load_rows(delta, first, D, i < M, BM, D, BD), 1)  # dR_i·D_i
+    store_rows(grad_r + row * D, first, D, grad_rows, i < M, BM, D, BD)
+    store_rows(grad_delta + row * D, first, D, eta * grad_rows, i < M, BM, D, BD)
+    store_rows(kappa_c + row * D, first, D, kappa * contracted, i < M, BM, D, BD)
     tl.store(row_dot + row + i, kappa * along + eta * grad_steps, mask=i < M)
     place = bh * tl.num_programs(1) + block
     tl.store(part_step_rep + place, tl.sum(grad_steps, 0))
@@ -110,15 +179,19 @@ def contract_backward(
 
 
 @triton.jit
-def score_gradient(
-    queries, tokens, gradients, norm, kappa_c, grad_delta, row_dot, scale2, PRECISION: tl.constexpr
+def load_contracted(
+    q, lse, kappa_c, grad_delta, row_dot, first, q_m, M, BM: tl.constexpr, D: tl.constexpr, BD: tl.constexpr
 ):
-    """A (BM, BN) and dS of a block of representatives and one of tokens."""
-    scores = tl.dot(queries, tl.trans(tokens), input_precision=PRECISION) * scale2
-    weights = tl.exp2(scores - norm[:, None])
-    inner = tl.dot(kappa_c, tl.trans(gradients), input_precision=PRECISION)
-    inner += tl.dot(grad_delta, tl.trans(tokens), input_precision=PRECISION)
-    return weights, weights * (inner - row_dot[:, None])
+    """What a block of representatives gives to the gradient of the scores: Q, lse, κC, dD and δ."""
+    valid = first + tl.arange(0, BM) < M
+    r = first + tl.arange(0, BM)
+    return (
+        load_rows(q, first, q_m, valid, BM, D, BD),
+        tl.load(lse + r, mask=valid, other=float("inf")),
+        load_rows(kappa_c, first, D, valid, BM, D, BD),
+        load_rows(grad_delta, first, D, valid, BM, D, BD),
+        tl.load(row_dot + r, mask=valid, other=0.0),
+    )
 
 
 @triton.jit
@@ -126,47 +199,48 @@ def spread(
     w, q, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_w, grad_q,
     H, N, M, chunk, scale, scale2,
     w_b, w_h, w_n, q_b, q_h, q_m, g_b, g_h, g_n, o_b, o_h, o_n,
-    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_MASK: tl.constexpr, WITH_Q: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, REP_BLOCKS: tl.constexpr,
+    HAS_MASK: tl.constexpr, WITH_Q: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """dw = Aᵀ dD + s·dSᵀ Q, and with WITH_Q, where M ≤ BM, the splits' sums of s·dS w.
-
-    Grid (B·H, splits).
-    """
+    """dw = AᵀdD + s·dSᵀQ, and with WITH_Q, where M ≤ BM, the splits' sums of s·dS w. Grid (B·H, splits)."""
+    follow(PDL)
     bh, split = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
-    w += b.to(tl.int64) * w_b + h.to(tl.int64) * w_h
-    q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
-    grad += b.to(tl.int64) * g_b + h.to(tl.int64) * g_h
-    grad_w += b.to(tl.int64) * o_b + h.to(tl.int64) * o_h
+    w, q, grad = head_of(w, b, h, w_b, w_h), head_of(q, b, h, q_b, q_h), head_of(grad, b, h, g_b, g_h)
+    grad_w = head_of(grad_w, b, h, o_b, o_h)
     row = bh.to(tl.int64) * M
-    total = tl.zeros((BM, BD), tl.float32)
-    for start in range(split * chunk, tl.minimum((split + 1) * chunk, N), BN):
-        n = start + tl.arange(0, BN)
-        valid = real_tokens(mask, b, n, N, HAS_MASK)
-        tokens = load_rows(w, n, w_n, valid, D, BD)
-        gradients = load_rows(grad, n, g_n, valid, D, BD)
-        acc = tl.zeros((BN, BD), tl.float32)
-        for first in range(0, M, BM):
-            r = first + tl.arange(0, BM)
-            queries = load_rows(q, r, q_m, r < M, D, BD)
-            deltas = load_rows(grad_delta + row * D, r, D, r < M, D, BD)
-            norm = tl.load(lse + row + r, mask=r < M, other=float("inf"))
-            dot = tl.load(row_dot + row + r, mask=r < M, other=0.0)
-            contracted = load_rows(kappa_c + row * D, r, D, r < M, D, BD)
-            weights, scores = score_gradient(
-                queries, tokens, gradients, norm, contracted, deltas, dot, scale2, PRECISION
-            )
-            scores = (tl.where(valid[None, :], scores, 0.0) * scale).to(tokens.dtype)
-            acc += tl.dot(tl.trans(weights.to(tokens.dtype)), deltas, input_precision=PRECISION)
-            acc += tl.dot(tl.trans(scores), queries, input_precision=PRECISION)
-            if WITH_Q:
-                total += tl.dot(scores, tokens, input_precision=PRECISION)
-        store_rows(grad_w, n, o_n, tl.where(valid[:, None], acc, 0.0), n < N, D, BD)
-    if WITH_Q:
-        r = tl.arange(0, BM)
-        row += split.to(tl.int64) * tl.num_programs(0) * M
-        store_rows(grad_q + row * D, r, D, total, r < M, D, BD)
+    lse, row_dot, kappa_c, grad_delta = lse + row, row_dot + row, kappa_c + row * D, grad_delta + row * D
+    first, end = split * chunk, tl.minimum((split + 1) * chunk, N)
+    if REP_BLOCKS == 1:
+        queries, norm, contracted, deltas, dot = load_contracted(
+            q, lse, kappa_c, grad_delta, row_dot, 0, q_m, M, BM, D, BD
+        )
+        total = tl.zeros((BM, BD), tl.float32)
+        total = spread_backwards(
+            total, queries, norm, contracted, deltas, dot, w, grad, grad_w, mask, b, first, end, N,
+            scale, scale2, w_n, g_n, o_n, D, BD, BN, HAS_MASK, WITH_Q, True, PRECISION,
+        )  # fmt: skip
+        if WITH_Q:
+            place = (split.to(tl.int64) * tl.num_programs(0) + bh) * M
+            store_rows(grad_q + place * D, 0, D, total * scale, tl.arange(0, BM) < M, BM, D, BD)
+    else:
+        for start in range(first, end, BN):
+            valid = real_tokens(mask, b, start, N, BN, True, HAS_MASK)
+            tokens = load_rows(w, start, w_n, valid, BN, D, BD)
+            gradients = load_rows(grad, start, g_n, valid, BN, D, BD)
+            acc = tl.zeros((BN, BD), tl.float32)
+            for block in range(0, M, BM):
+                queries, norm, contracted, deltas, dot = load_contracted(
+                    q, lse, kappa_c, grad_delta, row_dot, block, q_m, M, BM, D, BD
+                )
+                weights, scores = score_gradient(
+                    queries, tokens, gradients, norm, contracted, deltas, dot, valid, scale2, True, PRECISION
+                )
+                acc = tl.dot(weights, deltas, acc, input_precision=PRECISION)
+                scaled = (queries * scale).to(queries.dtype)
+                acc = tl.dot(scores, scaled, acc, input_precision=PRECISION)
+            acc = tl.where(valid[:, None], acc, 0.0)
+            store_rows(grad_w, start, o_n, acc, start + tl.arange(0, BN) < end, BN, D, BD)
 
 
 @triton.jit
@@ -175,31 +249,26 @@ def spread_to_queries(
     H, N, M, chunk, scale, scale2,
     w_b, w_h, w_n, q_b, q_h, q_m, g_b, g_h, g_n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The splits' sums of s·dS w where M > BM. Grid (B·H, blocks of representatives, splits)."""
+    announce(PDL)
     bh, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     b, h = bh // H, bh % H
-    w += b.to(tl.int64) * w_b + h.to(tl.int64) * w_h
-    q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
-    grad += b.to(tl.int64) * g_b + h.to(tl.int64) * g_h
+    w, grad, q = head_of(w, b, h, w_b, w_h), head_of(grad, b, h, g_b, g_h), head_of(q, b, h, q_b, q_h)
     row = bh.to(tl.int64) * M
-    r = block * BM + tl.arange(0, BM)
-    queries = load_rows(q, r, q_m, r < M, D, BD)
-    deltas = load_rows(grad_delta + row * D, r, D, r < M, D, BD)
-    contracted = load_rows(kappa_c + row * D, r, D, r < M, D, BD)
-    norm = tl.load(lse + row + r, mask=r < M, other=float("inf"))
-    dot = tl.load(row_dot + row + r, mask=r < M, other=0.0)
+    queries, norm, contracted, deltas, dot = load_contracted(
+        q, lse + row, kappa_c + row * D, grad_delta + row * D, row_dot + row, block * BM, q_m, M, BM, D, BD
+    )
     total = tl.zeros((BM, BD), tl.float32)
     for start in range(split * chunk, tl.minimum((split + 1) * chunk, N), BN):
-        n = start + tl.arange(0, BN)
-        valid = real_tokens(mask, b, n, N, HAS_MASK)
-        tokens = load_rows(w, n, w_n, valid, D, BD)
-        gradients = load_rows(grad, n, g_n, valid, D, BD)
+        valid = real_tokens(mask, b, start, N, BN, True, HAS_MASK)
+        tokens = load_rows(w, start, w_n, valid, BN, D, BD)
+        gradients = load_rows(grad, start, g_n, valid, BN, D, BD)
         _, scores = score_gradient(
-            queries, tokens, gradients, norm, contracted, deltas, dot, scale2, PRECISION
+            queries, tokens, gradients, norm, contracted, deltas, dot, valid, scale2, True, PRECISION
         )
-        scores = (tl.where(valid[None, :], scores, 0.0) * scale).to(tokens.dtype)
-        total += tl.dot(scores, tokens, input_precision=PRECISION)
-    row += split.to(tl.int64) * tl.num_programs(0) * M
-    store_rows(grad_q + row * D, r, D, total, r < M, D, BD)
+        total = tl.dot(tl.trans(scores), tokens, total, input_precision=PRECISION)
+    place = (split.to(tl.int64) * tl.num_programs(0) + bh) * M
+    valid = block * BM + tl.arange(0, BM) < M
+    store_rows(grad_q + place * D, block * BM, D, total * scale, valid, BM, D, BD)

@@ -1,19 +1,27 @@
-"""One launch for everything, where one program can serve a whole head: m ≤ BM, and enough heads and images.
+"""One launch for everything, where one program can serve a whole head: m ≤ BM, and few tokens or many heads.
 
-The tokens are read twice, the second time from the cache; D, C and everything of size m stay on the chip.
+Everything of size m stays on the chip, and nothing is kept for the backward but the inputs. The tokens are
+read twice, the second time from the end: the last ones are still in the cache.
 """
 
 import triton
 import triton.language as tl
 
-from cbsa.ops.kernels.backward import contract_gradient, score_gradient
-from cbsa.ops.kernels.blocks import load_rows, real_tokens, store_rows
-from cbsa.ops.kernels.forward import finish_gathering, gather_online, load_extracted, spread_block
+from cbsa.ops.kernels.blocks import announce, head_of, load_rows, real_tokens, store_rows
+from cbsa.ops.kernels.steps import (
+    broadcast_backwards,
+    contract_block,
+    contract_block_gradient,
+    gather_online,
+    log_sum,
+    softmax_block,
+    spread_backwards,
+)
 
 
 @triton.jit
 def forward_whole(
-    w, q, mask, step_rep, step_out, out, delta, lse, c, lse_c,
+    w, q, mask, step_rep, step_out, out,
     H, N, M, scale2,
     w_b, w_h, w_n, q_b, q_h, q_m, o_b, o_h, o_n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -22,99 +30,93 @@ def forward_whole(
     """Extract, contract, broadcast. Grid (B·H,)."""
     bh = tl.program_id(0)
     b, h = bh // H, bh % H
-    w += b.to(tl.int64) * w_b + h.to(tl.int64) * w_h
-    q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
-    out += b.to(tl.int64) * o_b + h.to(tl.int64) * o_h
-    row = bh.to(tl.int64) * M
+    w, out = head_of(w, b, h, w_b, w_h), head_of(out, b, h, o_b, o_h)
     r = tl.arange(0, BM)
-    queries = load_rows(q, r, q_m, r < M, D, BD)
+    queries = load_rows(head_of(q, b, h, q_b, q_h), 0, q_m, r < M, BM, D, BD)
     top, total, acc = gather_online(
         queries, w, mask, b, 0, N, N, scale2, w_n, D, BD, BM, BN, HAS_MASK, PRECISION
     )
-    gathered, norm = finish_gathering(top, total, acc)
-    contracted = queries.to(tl.float32) + tl.load(step_rep + h).to(tl.float32) * gathered  # R
+    total, norm = log_sum(top, total)
+    contracted = queries.to(tl.float32) + tl.load(step_rep + h).to(tl.float32) * (acc / total[:, None])  # R
     if SOFTMAX:
-        scores = tl.dot(contracted, tl.trans(contracted), input_precision=PRECISION) * scale2
-        scores = tl.where((r < M)[None, :], scores, float("-inf"))
-        highest = tl.max(scores, 1)
-        weights = tl.exp2(scores - highest[:, None])
-        sums = tl.sum(weights, 1)
-        contracted = tl.dot(weights, contracted, input_precision=PRECISION) / sums[:, None]
-        tl.store(lse_c + row + r, highest + tl.log2(sums), mask=r < M)
-    tl.store(lse + row + r, norm, mask=r < M)
-    store_rows(delta + row * D, r, D, gathered, r < M, D, BD)
-    store_rows(c + row * D, r, D, contracted, r < M, D, BD)
-    kappa = tl.load(step_out + h).to(tl.float32)
+        contracted, _ = contract_block(contracted, M, scale2, queries.dtype, BM, PRECISION)
+    contracted = (contracted * tl.load(step_out + h).to(tl.float32)).to(queries.dtype)
     norm = tl.where(r < M, norm, float("inf"))  # weight 0 for rows beyond M
-    for start in range(0, N, BN):
-        n = start + tl.arange(0, BN)
-        valid = real_tokens(mask, b, n, N, HAS_MASK)
-        tokens = load_rows(w, n, w_n, valid, D, BD)
-        values = kappa * spread_block(queries, tokens, norm, contracted, scale2, PRECISION)
-        store_rows(out, n, o_n, tl.where(valid[:, None], values, 0.0), n < N, D, BD)
+    broadcast_backwards(
+        queries, norm, contracted, w, out, mask, b, 0, N, N, scale2, w_n, o_n,
+        D, BD, BN, HAS_MASK, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def gather_both_block(
+    state, queries, w, grad, mask, b, start, N, scale2, w_n, g_n,
+    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add a block of tokens to (row maxima, row sums, unnormalised A w, unnormalised A G)."""
+    top, total, delta, gathered = state
+    valid = real_tokens(mask, b, start, N, BN, True, HAS_MASK)
+    tokens = load_rows(w, start, w_n, valid, BN, D, BD)
+    gradients = load_rows(grad, start, g_n, valid, BN, D, BD)
+    raw = tl.dot(queries, tl.trans(tokens), input_precision=PRECISION)
+    weights, top, total, shrink = softmax_block(top, total, raw, scale2, valid, True, HAS_MASK)
+    weights = weights.to(tokens.dtype)
+    delta = tl.dot(weights, tokens, delta * shrink[:, None], input_precision=PRECISION)
+    gathered = tl.dot(weights, gradients, gathered * shrink[:, None], input_precision=PRECISION)
+    return top, total, delta, gathered
 
 
 @triton.jit
 def backward_whole(
-    w, q, grad, mask, step_rep, step_out, delta, lse, c, lse_c,
+    w, q, grad, mask, step_rep, step_out,
     grad_w, grad_q, part_step_rep, part_step_out,
     H, N, M, scale, scale2,
     w_b, w_h, w_n, q_b, q_h, q_m, g_b, g_h, g_n, o_b, o_h, o_n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_MASK: tl.constexpr, SOFTMAX: tl.constexpr, WITH_Q: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr, PEEL: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one head. Grid (B·H,)."""
+    """All gradients of one head, from the inputs alone. Grid (B·H,)."""
+    announce(PDL)
     bh = tl.program_id(0)
     b, h = bh // H, bh % H
-    w += b.to(tl.int64) * w_b + h.to(tl.int64) * w_h
-    q += b.to(tl.int64) * q_b + h.to(tl.int64) * q_h
-    grad += b.to(tl.int64) * g_b + h.to(tl.int64) * g_h
-    grad_w += b.to(tl.int64) * o_b + h.to(tl.int64) * o_h
-    row = bh.to(tl.int64) * M
-    delta += row * D
+    w, grad = head_of(w, b, h, w_b, w_h), head_of(grad, b, h, g_b, g_h)
     eta, kappa = tl.load(step_rep + h).to(tl.float32), tl.load(step_out + h).to(tl.float32)
     r = tl.arange(0, BM)
-    queries = load_rows(q, r, q_m, r < M, D, BD)
-    norm = tl.load(lse + row + r, mask=r < M, other=float("inf"))
-    gathered = tl.zeros((BM, BD), tl.float32)  # U
+    queries = load_rows(head_of(q, b, h, q_b, q_h), 0, q_m, r < M, BM, D, BD)
+    state = (
+        tl.full((BM,), float("-inf"), tl.float32),
+        tl.zeros((BM,), tl.float32),
+        tl.zeros((BM, BD), tl.float32),
+        tl.zeros((BM, BD), tl.float32),
+    )
     for start in range(0, N, BN):
-        n = start + tl.arange(0, BN)
-        valid = real_tokens(mask, b, n, N, HAS_MASK)
-        tokens = load_rows(w, n, w_n, valid, D, BD)
-        gradients = load_rows(grad, n, g_n, valid, D, BD)
-        scores = tl.dot(queries, tl.trans(tokens), input_precision=PRECISION) * scale2
-        weights = tl.exp2(scores - norm[:, None])
-        gathered += tl.dot(weights.to(tokens.dtype), gradients, input_precision=PRECISION)
-    contracted = load_rows(c + row * D, r, D, r < M, D, BD)
-    along = tl.sum(gathered * contracted, 1)
+        state = gather_both_block(
+            state, queries, w, grad, mask, b, start, N, scale2, w_n, g_n,
+            D, BD, BN, HAS_MASK, PRECISION,
+        )  # fmt: skip
+    top, total, delta, gathered = state  # D and U, not yet normalised
+    total, norm = log_sum(top, total)
+    norm = tl.where(r < M, norm, float("inf"))
+    delta = tl.where((r < M)[:, None], delta / total[:, None], 0.0)
+    gathered = tl.where((r < M)[:, None], gathered / total[:, None], 0.0)
+    contracted = queries.to(tl.float32) + eta * delta  # R
     if SOFTMAX:
-        extracted = load_extracted(q, delta, eta, r, q_m, M, D, BD)
-        norm_c = tl.load(lse_c + row + r, mask=r < M, other=float("inf"))
-        grad_rows = kappa * contract_gradient(
-            extracted, gathered, along, norm_c, extracted, gathered, along, norm_c, scale, scale2, PRECISION
-        )
+        extracted = contracted
+        contracted, weights = contract_block(extracted, M, scale2, queries.dtype, BM, PRECISION)
+        grad_rows = contract_block_gradient(extracted, weights, gathered, scale, queries.dtype, PRECISION)
+        grad_rows = tl.where((r < M)[:, None], kappa * grad_rows, 0.0)
     else:
         grad_rows = kappa * gathered
-    grad_steps = tl.sum(grad_rows * load_rows(delta, r, D, r < M, D, BD), 1)
+    along = tl.sum(gathered * contracted, 1)
+    grad_steps = tl.sum(grad_rows * delta, 1)
     tl.store(part_step_rep + bh, tl.sum(grad_steps, 0))
     tl.store(part_step_out + bh, tl.sum(along, 0))
-    row_dot = kappa * along + eta * grad_steps
-    kappa_c = (kappa * contracted).to(queries.dtype)
-    deltas = (eta * grad_rows).to(queries.dtype)
-    total = tl.zeros((BM, BD), tl.float32)
-    for start in range(0, N, BN):
-        n = start + tl.arange(0, BN)
-        valid = real_tokens(mask, b, n, N, HAS_MASK)
-        tokens = load_rows(w, n, w_n, valid, D, BD)
-        gradients = load_rows(grad, n, g_n, valid, D, BD)
-        weights, scores = score_gradient(
-            queries, tokens, gradients, norm, kappa_c, deltas, row_dot, scale2, PRECISION
-        )
-        scores = (tl.where(valid[None, :], scores, 0.0) * scale).to(tokens.dtype)
-        values = tl.dot(tl.trans(weights.to(tokens.dtype)), deltas, input_precision=PRECISION)
-        values += tl.dot(tl.trans(scores), queries, input_precision=PRECISION)
-        store_rows(grad_w, n, o_n, tl.where(valid[:, None], values, 0.0), n < N, D, BD)
-        if WITH_Q:
-            total += tl.dot(scores, tokens, input_precision=PRECISION)
+    total = spread_backwards(
+        grad_rows / scale, queries, norm, (kappa * contracted).to(queries.dtype),
+        (eta * grad_rows).to(queries.dtype), kappa * along + eta * grad_steps,
+        w, grad, head_of(grad_w, b, h, o_b, o_h), mask, b, 0, N, N, scale, scale2, w_n, g_n, o_n,
+        D, BD, BN, HAS_MASK, WITH_Q, PEEL, PRECISION,
+    )  # fmt: skip
     if WITH_Q:
-        store_rows(grad_q + row * D, r, D, grad_rows + total, r < M, D, BD)
+        store_rows(grad_q + bh.to(tl.int64) * M * D, 0, D, total * scale, r < M, BM, D, BD)

@@ -1,0 +1,48 @@
+"""Where a number comes from: the machine, the versions and the code it depends on."""
+
+import hashlib
+import importlib.metadata
+import shlex
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+
+import cbsa
+from cbsa._environment import environment
+from cbsa.bench.ceilings import device_name
+
+_PACKAGES = ("triton", "timm")
+_CODE = ("ops", "layers", "models")  # folders of the package that a speed depends on
+
+
+def describe_environment(device: torch.device) -> dict[str, str]:
+    """Versions and hardware, as :func:`cbsa._environment.environment` has them, and what speed depends on."""
+    found = environment() | {"device": device_name(device)}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    if device.type == "cuda":
+        found["cuda"] = str(torch.version.cuda)
+        found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+    found["threads"] = str(torch.get_num_threads())
+    found["code"] = code_fingerprint()
+    return found
+
+
+@cache
+def code_fingerprint() -> str:
+    """A few letters that change with any change to the operators, layers or models."""
+    package = Path(cbsa.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(p for folder in _CODE for p in (package / folder).rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def command_line() -> str:
+    """The command that is running."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

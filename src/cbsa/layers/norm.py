@@ -1,0 +1,42 @@
+"""LayerNorm in the dtype of its tokens."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cbsa._tracing import is_exporting
+from cbsa.ops.availability import kernels_run_on
+from cbsa.ops.precision import accumulation_dtype, no_autocast
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm over the channels whose output has the dtype of its input, under autocast too.
+
+    PyTorch's returns float32 under autocast, which would make the tokens between blocks float32 as well. The
+    statistics are those of float32 in either case.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise tokens x (..., dim)."""
+        with no_autocast(x.device):
+            if _in_compiled_training(x):
+                from cbsa.ops.fused_norm import layer_norm
+
+                return layer_norm(x, self.weight, self.bias, self.eps)
+            if x.dtype == self.weight.dtype:
+                return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+            wide = accumulation_dtype(x.dtype)
+            weight, bias = self.weight.to(wide), self.bias.to(wide)
+            return F.layer_norm(x.to(wide), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
+
+
+def _in_compiled_training(x: Tensor) -> bool:
+    """Whether the backward of our own pays: in compiled code on a GPU."""
+    return (
+        torch.compiler.is_compiling()
+        and not is_exporting()
+        and torch.is_grad_enabled()
+        and x.device.type == "cuda"
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and kernels_run_on(x.device)
+    )

@@ -1,0 +1,26 @@
+"""Whether this installation can run Triton kernels."""
+
+import os
+from functools import lru_cache
+
+import torch
+
+# The environment can forbid them, except where they are asked for by name.
+_KERNELS_ALLOWED = os.environ.get("CBSA_KERNELS", "1") != "0"
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def kernels_run_on(device: torch.device) -> bool:
+    """Whether the Triton kernels are allowed, installed, and made for this GPU (Ampere or later)."""
+    return _kernels_run_on(device)
+
+
+@lru_cache
+def _kernels_run_on(device: torch.device) -> bool:
+    if device.type != "cuda" or not _KERNELS_ALLOWED or torch.version.hip is not None:
+        return False
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] >= 8

@@ -1,0 +1,313 @@
+"""How the kernels are launched: block sizes, splits of the tokens, memory in between.
+
+Two regimes, by shape. *Whole*: one program serves a head of an image, everything in one launch, nothing kept
+for the backward but the inputs. *Split*: the tokens of a head are cut over several programs, so that few
+heads fill the device too, and what is gathered from them is put together in a fixed order.
+"""
+
+import math
+import os
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from cbsa.ops.kernels import backward, forward, whole
+
+# Triton's interpreter runs the kernels on a CPU; it is chosen when they are imported.
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+_INTERPRETER_PROCESSORS = 4  # stands for a GPU's multiprocessors there
+_BLOCK_REPS = 64
+_FEW_TOKENS = 256  # so many tokens are one program's work, however few the heads
+_MERGED = 8192  # numbers, of all splits, that a program puts together in one step
+_SINGLE = "ieee"  # products of float32 tokens
+_WIDE = torch.float32
+
+Kept = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class Launch(NamedTuple):
+    """Tokens in a block, warps and pipeline stages of a program, and programs at a time on a multiprocessor.
+
+    ``registers`` of a thread, if the compiler is to be held to a number.
+    """
+
+    block: int
+    warps: int
+    stages: int
+    programs: int
+    registers: int | None = None
+
+
+# Chosen by measurement on an H200, for 16-bit tokens and heads of up to 64 dimensions; where there are
+# several, the one that cuts the tokens at hand best is taken.
+TUNED: dict[str, tuple[Launch, ...]] = {
+    "forward_whole": (Launch(64, 4, 4, 4, 128),),
+    "backward_whole": (Launch(64, 4, 3, 2),),
+    "extract": (Launch(64, 4, 4, 4), Launch(64, 4, 4, 3), Launch(128, 4, 4, 2)),
+    "broadcast": (Launch(64, 4, 4, 4),),
+    "gather": (Launch(64, 4, 3, 2),),
+    "spread": (Launch(64, 4, 3, 2),),
+}
+
+
+def is_whole(w: Tensor, m: int) -> bool:
+    """Whether one program serves a whole head."""
+    batch, heads, n, _ = w.shape
+    return not in_blocks(m) and (n <= _FEW_TOKENS or batch * heads >= _processors(w.device))
+
+
+def in_blocks(m: int) -> bool:
+    """Whether the representatives take several blocks."""
+    return m > _BLOCK_REPS
+
+
+class _Problem:
+    """What all launches of one call share."""
+
+    def __init__(self, w: Tensor, reps: Tensor, mask: Tensor | None, scale: float, softmax: bool) -> None:
+        self.w, self.reps = unit_rows(w), unit_rows(reps)
+        self.batch, self.heads, self.n, d = w.shape
+        self.m = reps.shape[2]
+        self.programs = self.batch * self.heads
+        self.scale, self.scale2 = scale, scale * math.log2(math.e)
+        self.mask = self.w if mask is None else mask.contiguous()  # not read without a mask
+        self.rows = {
+            "D": d,
+            "BD": max(16, triton.next_power_of_2(d)),
+            "BM": min(_BLOCK_REPS, max(16, triton.next_power_of_2(self.m))),
+        }
+        self.blocks = triton.cdiv(self.m, self.rows["BM"])  # of representatives
+        self.precision = {"PRECISION": _SINGLE if w.dtype == torch.float32 else "tf32"}
+        self.tokens = {"HAS_MASK": mask is not None, **self.precision}
+        self.contraction = {"SOFTMAX": softmax, "REP_BLOCKS": self.blocks, **self.precision}
+        self.ahead = _launched_ahead(w.device)
+        self.early = {"PDL": self.ahead["PDL"]}
+
+    def launches(self, kernel: str) -> tuple[Launch, ...]:
+        """The launches of a kernel to choose from; wide rows take smaller blocks and fewer stages."""
+        if self.w.element_size() == 4:
+            return tuple(x._replace(block=32, stages=1, registers=None) for x in TUNED[kernel])
+        if self.w.shape[-1] > 64:
+            return tuple(x._replace(block=64, stages=2, warps=8, registers=None) for x in TUNED[kernel])
+        return TUNED[kernel]
+
+    def options(self, launch: Launch) -> dict[str, Any]:
+        """Arguments of a kernel that reads tokens."""
+        resources = {"num_warps": launch.warps, "num_stages": launch.stages}
+        if launch.registers is not None:
+            resources["maxnreg"] = launch.registers
+        return {"BN": launch.block, **self.rows, **self.tokens, **resources}
+
+    def split(self, kernel: str, programs: int) -> tuple[dict[str, Any], int, int]:
+        """A kernel's options, the tokens of a split, and the number of splits."""
+        launches = self.launches(kernel)
+        launch, splits = best_split(launches, self.n, programs, _processors(self.w.device))
+        chunk = triton.cdiv(triton.cdiv(self.n, launch.block), splits) * launch.block
+        return self.options(launch), chunk, triton.cdiv(self.n, chunk)
+
+    def parts(self, splits: int, *last: int) -> Tensor:
+        """Memory for what each split leaves for every representative, (splits, B, H, m, …) in float32."""
+        return self.w.new_empty((splits, self.batch, self.heads, self.m, *last), dtype=_WIDE)
+
+
+def run_forward(
+    w: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softmax: bool,
+    out: Tensor,
+    kept: Kept | None,
+) -> None:
+    """Write O; in the split regime D and the log₂-sum-exp of A; with several blocks C and its softmax's."""
+    call = _Problem(w, reps, mask, scale, softmax)
+    w, reps, mask = call.w, call.reps, call.mask
+    inputs, outputs = (*w.stride()[:3], *reps.stride()[:3]), out.stride()[:3]
+    if kept is None:
+        options = call.options(call.launches("forward_whole")[0])
+        whole.forward_whole[(call.programs,)](
+            w, reps, mask, step_rep, step_out, out, call.heads, call.n, call.m, call.scale2,
+            *inputs, *outputs, **options, SOFTMAX=softmax,
+        )  # fmt: skip
+        return
+    delta, lse, c, lse_c = kept
+    options, chunk, splits = call.split("extract", call.programs * call.blocks)
+    part_max, part_sum, part_acc = call.parts(splits), call.parts(splits), call.parts(splits, w.shape[-1])
+    forward.extract[(call.programs, call.blocks, splits)](
+        w, reps, mask, part_max, part_sum, part_acc,
+        call.heads, call.n, call.m, chunk, call.scale2, *inputs, **options, **call.early,
+    )  # fmt: skip
+    at_once, num_rows = _splits_at_once(splits), call.programs * call.m
+    merged = max(1, _MERGED // at_once // call.rows["BD"])
+    forward.merge[(triton.cdiv(num_rows, merged),)](
+        delta, lse, part_max, part_sum, part_acc, num_rows, splits,
+        D=call.rows["D"], BD=call.rows["BD"], BR=merged, BS=at_once, **call.ahead,
+    )  # fmt: skip
+    kappa_c = reps.new_empty(reps.shape)
+    forward.contract[(call.programs, call.blocks)](
+        reps, delta, step_rep, step_out, c, lse_c, kappa_c, call.heads, call.m, call.scale2,
+        *reps.stride()[:3], **call.rows, **call.contraction, **call.ahead,
+    )  # fmt: skip
+    options, chunk, splits = call.split("broadcast", call.programs)
+    forward.broadcast[(call.programs, splits)](
+        w, reps, mask, lse, kappa_c, out, call.heads, call.n, call.m, chunk, call.scale2,
+        *inputs, *outputs, **options, REP_BLOCKS=call.blocks, **call.ahead,
+    )  # fmt: skip
+
+
+def run_backward(
+    grad: Tensor,
+    w: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    kept: Kept | None,
+    scale: float,
+    softmax: bool,
+    gradients: tuple[Tensor, Tensor | None, Tensor, Tensor],
+) -> None:
+    """Write the gradients with respect to w, reps (if wanted), step_rep and step_out."""
+    grad_w, grad_reps, grad_step_rep, grad_step_out = gradients
+    call = _Problem(w, reps, mask, scale, softmax)
+    grad = unit_rows(grad)
+    # partial sums of the steps' gradients
+    steps = call.w.new_empty((2, call.programs, call.blocks), dtype=_WIDE).unbind()
+    if kept is None:
+        _whole_backward(call, grad, step_rep, step_out, grad_w, grad_reps, steps)
+    else:
+        _split_backward(call, grad, step_rep, step_out, kept, grad_w, grad_reps, steps)
+    backward.add_steps[(call.heads,)](
+        *steps, grad_step_rep, grad_step_out, call.batch, call.heads, call.blocks, BLOCK=256, **call.ahead
+    )
+
+
+def _whole_backward(
+    call: _Problem,
+    grad: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    grad_w: Tensor,
+    grad_reps: Tensor | None,
+    steps: tuple[Tensor, ...],
+) -> None:
+    w, reps = call.w, call.reps
+    options = call.options(call.launches("backward_whole")[0])
+    whole.backward_whole[(call.programs,)](
+        w, reps, grad, call.mask, step_rep, step_out, grad_w, w if grad_reps is None else grad_reps, *steps,
+        call.heads, call.n, call.m, call.scale, call.scale2,
+        *w.stride()[:3], *reps.stride()[:3], *grad.stride()[:3], *grad_w.stride()[:3],
+        **options, SOFTMAX=call.contraction["SOFTMAX"], WITH_Q=grad_reps is not None,
+        PEEL=call.n > _FEW_TOKENS, **call.early,
+    )  # fmt: skip
+
+
+def _split_backward(
+    call: _Problem,
+    grad: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    kept: Kept,
+    grad_w: Tensor,
+    grad_reps: Tensor | None,
+    steps: tuple[Tensor, ...],
+) -> None:
+    w, reps, mask, (delta, lse, c, lse_c) = call.w, call.reps, call.mask, kept
+    sizes, d = (call.heads, call.n, call.m), w.shape[-1]
+    inputs = (*w.stride()[:3], *reps.stride()[:3], *grad.stride()[:3])
+    options, chunk, splits = call.split("gather", call.programs * call.blocks)
+    u = call.parts(splits, d)
+    backward.gather[(call.programs, call.blocks, splits)](
+        w, reps, grad, mask, lse, u, *sizes, chunk, call.scale2, *inputs, **options, **call.early
+    )
+    u = _add_splits(u, None, torch.empty_like(delta)) if splits > 1 else u[0]
+    grad_r, row_dot = torch.empty_like(u), torch.empty_like(lse)
+    grad_delta, kappa_c = (reps.new_empty(reps.shape) for _ in range(2))
+    backward.contract_backward[(call.programs, call.blocks)](
+        reps, delta, c, lse_c, u, step_rep, step_out, grad_r, grad_delta, kappa_c, row_dot, *steps,
+        call.heads, call.m, call.scale, call.scale2, *reps.stride()[:3],
+        **call.rows, **call.contraction, **call.ahead,
+    )  # fmt: skip
+    options, chunk, splits = call.split("spread", call.programs)
+    together = grad_reps is not None and call.blocks == 1
+    parts = call.parts(splits if together else 0, d)
+    backward.spread[(call.programs, splits)](
+        w, reps, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_w, parts,
+        *sizes, chunk, call.scale, call.scale2, *inputs, *grad_w.stride()[:3],
+        **options, REP_BLOCKS=call.blocks, WITH_Q=together, **call.ahead,
+    )  # fmt: skip
+    if grad_reps is None:
+        return
+    if not together:
+        options, chunk, splits = call.split("spread", call.programs * call.blocks)
+        parts = call.parts(splits, d)
+        backward.spread_to_queries[(call.programs, call.blocks, splits)](
+            w, reps, grad, mask, lse, kappa_c, grad_delta, row_dot, parts,
+            *sizes, chunk, call.scale, call.scale2, *inputs, **options, **call.early,
+        )  # fmt: skip
+    _add_splits(parts, grad_r, grad_reps)
+
+
+def _add_splits(parts: Tensor, more: Tensor | None, total: Tensor) -> Tensor:
+    """Put the sum of parts (splits, …), and of ``more``, into ``total`` and return it."""
+    size, splits = total.numel(), parts.shape[0]
+    at_once = _splits_at_once(splits)
+    block = _MERGED // at_once
+    backward.add_splits[(triton.cdiv(size, block),)](
+        parts, parts if more is None else more, total, size, splits,
+        HAS_MORE=more is not None, BLOCK=block, BS=at_once, **_launched_ahead(parts.device),
+    )  # fmt: skip
+    return total
+
+
+def _splits_at_once(splits: int) -> int:
+    """Splits that are added up in one step."""
+    return min(64, triton.next_power_of_2(splits))
+
+
+@lru_cache(maxsize=1024)
+def best_split(launches: tuple[Launch, ...], n: int, programs: int, processors: int) -> tuple[Launch, int]:
+    """Which launch, and into how many splits to cut the n tokens of each program, to be done first.
+
+    Programs come in waves, as many at a time as fit. They share a multiprocessor, so that a wave takes as
+    long as the tokens of all the programs on one, and a start-up worth some 128 tokens each.
+    """
+
+    def time(launch: Launch, splits: int) -> int:
+        waves = -(-programs * splits // (launch.programs * processors))
+        blocks = -(-n // launch.block)
+        return waves * launch.programs * (-(-blocks // splits) * launch.block + 128)
+
+    choices = [
+        (time(launch, splits), splits, launch)
+        for launch in launches
+        for splits in range(1, max(1, 4 * launch.programs * processors // programs) + 1)
+        if splits <= -(-n // launch.block)
+    ]
+    _, splits, launch = min(choices, key=lambda choice: choice[:2])
+    return launch, splits
+
+
+@torch.compiler.assume_constant_result
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of the device."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    return _INTERPRETER_PROCESSORS
+
+
+@lru_cache
+def _launched_ahead(device: torch.device) -> dict[str, bool]:
+    """Launch a kernel ahead of the end of the one before (programmatic dependent launch): from Hopper on."""
+    able = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+    return {"PDL": True, "launch_pdl": True} if able else {"PDL": False}
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    """x (B, H, N, d) with adjacent coordinates; other strides may be any."""
+    return x if x.stride(-1) == 1 else x.contiguous()
