@@ -84,7 +84,6 @@ def test_stop_gradient_cuts_the_initial_representatives_only():
         (x @ layer.proj.weight.T).view(1, 17, 3, 8).transpose(1, 2), None, None
     ).detach()
     layer.initial_representatives = lambda *_: frozen
-    layer.stop_gradient = False
     assert_close(torch.autograd.grad(layer(x).sum(), layer.proj.weight)[0], stopped, 1e-12)
 
 

@@ -1,4 +1,4 @@
-"""The backward of LayerNorm in Triton: on a GPU, and everywhere else in Triton's interpreter."""
+"""LayerNorm in Triton: on a GPU, and everywhere else in Triton's interpreter."""
 
 from functools import partial
 
@@ -12,7 +12,6 @@ pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on 
 from cbsa.ops import fused_norm
 
 EPS = 1e-5
-NAMES = ("dx", "dweight", "dbias")
 CASES = [
     pytest.param(device, dtype, id=f"{device}-{dtype}")
     for device in KERNEL_DEVICES
@@ -22,74 +21,103 @@ CASES = [
 
 
 def draw(*shape, device):
+    """Tokens, an update of them, weight and bias."""
     x = torch.randn(*shape, device=device) * torch.rand(*shape[:-1], 1, device=device) + 0.5
-    return [x, torch.randn(shape[-1], device=device), torch.randn(shape[-1], device=device)]
+    return [x, torch.randn_like(x), *torch.randn(2, shape[-1], device=device)]
 
 
-def plain(x, weight, bias):
-    return F.layer_norm(x, x.shape[-1:], weight, bias, EPS)
+def of_sum(x, update, weight, bias):
+    return fused_norm.add_layer_norm(x, update, weight, bias, EPS)
+
+
+def plain_of_sum(x, update, weight, bias):
+    return F.layer_norm(x + update, x.shape[-1:], weight, bias, EPS)
+
+
+def beside(x, update, weight, bias):
+    """The residual around something that depends on the norm, as in a block."""
+    same, normed = fused_norm.layer_norm_beside(x, weight, bias, EPS)
+    return same + update * normed
+
+
+def plain_beside(x, update, weight, bias):
+    return x + update * F.layer_norm(x, x.shape[-1:], weight, bias, EPS)
+
+
+FUNCTIONS = [pytest.param(of_sum, plain_of_sum, id="sum"), pytest.param(beside, plain_beside, id="beside")]
 
 
 @pytest.mark.parametrize(("device", "dtype"), CASES)
-@pytest.mark.parametrize("shape", [(3, 5, 24), (1, 1, 192), (7, 100), (2100, 16), (2, 3, 1)], ids=str)
-def test_value_and_every_gradient_are_as_good_as_plain_pytorch(shape, device, dtype):
-    assert_as_good_as(
-        partial(fused_norm.layer_norm, eps=EPS), plain, plain, partial(draw, *shape, device=device),
-        dtype, NAMES, floor_ulps=4 if dtype == torch.float32 else 0.5, draws=3,
-    )  # fmt: skip
+@pytest.mark.parametrize("shape", [(3, 5, 24), (1, 1, 192), (7, 100), (4100, 16), (2, 3, 1)], ids=str)
+@pytest.mark.parametrize(("function", "plain"), FUNCTIONS)
+def test_value_and_every_gradient_are_as_good_as_plain_pytorch(function, plain, shape, device, dtype):
+    names, floor = ("dx", "dupdate", "dweight", "dbias"), 4 if dtype == torch.float32 else 0.5
+    make = partial(draw, *shape, device=device)
+    assert_as_good_as(function, plain, plain, make, dtype, names, floor_ulps=floor, draws=3)
+
+
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
+@pytest.mark.parametrize("function", [of_sum, beside])
+def test_inference_has_the_same_bits(function, device):
+    inputs = draw(9, 48, device=device)
+    with torch.no_grad():
+        assert torch.equal(function(*inputs), function(*[x.requires_grad_() for x in inputs]).detach())
 
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)
 def test_tokens_in_half_precision_keep_weights_in_single(device):
-    x, weight, bias = draw(40, 48, device=device)
-    x = x.half()
-    out, *grads = value_and_grads(
-        partial(fused_norm.layer_norm, eps=EPS), [x, weight, bias], torch.randn_like(x)
-    )
-    assert [out.dtype, *(g.dtype for g in grads)] == [
-        torch.float16,
-        torch.float16,
-        torch.float32,
-        torch.float32,
-    ]
+    x, update, *parameters = draw(40, 48, device=device)
+    inputs = [x.half(), update.half(), *parameters]
+    out, *grads = value_and_grads(of_sum, inputs, torch.randn_like(x))
+    half, single = torch.float16, torch.float32
+    assert [t.dtype for t in (out, *grads)] == [half, half, half, single, single]
 
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)
-def test_any_strides(device):
-    x, weight, bias = draw(6, 10, 32, device=device)
-    weight_out = torch.randn(10, 6, 32, device=device)
-    run = partial(fused_norm.layer_norm, eps=EPS)
-    turned = value_and_grads(run, [x.transpose(0, 1), weight, bias], weight_out)
-    packed = value_and_grads(run, [x.transpose(0, 1).contiguous(), weight, bias], weight_out)
-    assert all(torch.equal(a, b) for a, b in zip(turned, packed, strict=True))
+@pytest.mark.parametrize("function", [of_sum, beside])
+def test_any_strides(function, device):
+    x, update, *parameters = draw(6, 10, 32, device=device)
+    weight = torch.randn(10, 6, 32, device=device)
+    turned = [x.transpose(0, 1), update.transpose(0, 1)]
+    packed = [t.contiguous() for t in turned]
+    for a, b in zip(
+        value_and_grads(function, [*turned, *parameters], weight),
+        value_and_grads(function, [*packed, *parameters], weight),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)
 def test_no_rows(device):
-    _, weight, bias = draw(1, 8, device=device)
+    _, _, *parameters = draw(1, 8, device=device)
     x = torch.empty(0, 8, device=device)
-    out, dx, *sums = value_and_grads(partial(fused_norm.layer_norm, eps=EPS), [x, weight, bias], x)
-    assert out.shape == dx.shape == (0, 8)
+    out, dx, dupdate, *sums = value_and_grads(of_sum, [x, x, *parameters], x)
+    assert out.shape == dx.shape == dupdate.shape == (0, 8)
     assert not any(s.any() for s in sums)
 
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)
-def test_the_operator_is_well_formed(device):
-    x, weight, bias = draw(20, 16, device=device)
-    _, mean, rstd = torch.native_layer_norm(x, (16,), weight, bias, EPS)
+def test_the_operators_are_well_formed(device):
+    x, update, weight, bias = draw(20, 16, device=device)
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(
-        fused_norm._backward, (torch.randn_like(x), x, mean, rstd, weight), test_utils=tests
-    )
+    for keep in (False, True):
+        for more in (None, update):
+            arguments = (x, more, weight, bias, EPS, keep)
+            torch.library.opcheck(fused_norm._forward, arguments, test_utils=tests)
+    _, mean, rstd = torch.native_layer_norm(x, (16,), weight, bias, EPS)
+    for more in (None, update):
+        arguments = (torch.randn_like(x), more, x, mean.squeeze(-1), rstd.squeeze(-1), weight)
+        torch.library.opcheck(fused_norm._backward, arguments, test_utils=tests)
 
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)
-def test_compiles_into_one_graph(device):
+@pytest.mark.parametrize("function", [of_sum, beside])
+def test_compiles_into_one_graph(function, device):
     inputs = draw(20, 16, device=device)
     weight = torch.randn_like(inputs[0])
-    run = partial(fused_norm.layer_norm, eps=EPS)
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     for a, b in zip(
-        value_and_grads(compiled, inputs, weight), value_and_grads(run, inputs, weight), strict=True
+        value_and_grads(compiled, inputs, weight), value_and_grads(function, inputs, weight), strict=True
     ):
         assert torch.equal(a, b)

@@ -92,7 +92,9 @@ def test_value_and_gradient_are_as_good_as_pytorchs(grid, size, channels, device
 )
 @pytest.mark.usefixtures("many_splits")
 def test_windows_split_over_programs(grid, size, channels, device, dtype):
-    splits = [kernels._plan(1, *map(fused_pooling._image, (grid, size)), channels, s) for s in (False, True)]
+    splits = [
+        kernels._plan(1, *map(fused_pooling.as_image, (grid, size)), channels, s) for s in (False, True)
+    ]
     assert max(math.prod(plan.programs[1:]) for plan in splits) > 1
     compare(grid, size, channels, device, dtype, batch=1)
 

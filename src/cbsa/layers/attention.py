@@ -62,10 +62,6 @@ class Attention(nn.Module, ABC):
         Padding tokens of the input are 0 before the projection; what is returned for them is ignored.
         """
 
-    def mix(self, x: Tensor, grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
-        """Project tokens x (B, N, dim) and mix them within each head, (B, H, N, p)."""
-        return self.attend(self.project(x), grid, mask)
-
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Tokens x (B, N, dim) within each head, (B, H, N, p) for each stream."""
         projected: Tensor = self.proj(x)
@@ -84,7 +80,7 @@ class Attention(nn.Module, ABC):
         padding = None if mask is None else ~mask.unsqueeze(-1)  # (B, N, 1)
         if padding is not None:
             x = x.masked_fill(padding, 0)
-        out = self.mix(x, sizes, mask).transpose(1, 2).flatten(2)  # (B, N, H p)
+        out = self.attend(self.project(x), sizes, mask).transpose(1, 2).flatten(2)  # (B, N, H p)
         out = out @ self.proj.weight.to(out.dtype) if self.to_out is None else self.to_out(out)
         return out if padding is None else out.masked_fill(padding, 0)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from cbsa._checks import check_choice, check_grid, check_positive_number, check_sizes
 from cbsa.layers.attention import Attention
 from cbsa.ops import contract_broadcast, pool_tokens
-from cbsa.ops.api import CONTRACTIONS, IMPLEMENTATIONS
+from cbsa.ops.api import CONTRACTIONS, IMPLEMENTATIONS, pooled_contract_broadcast
 
 
 class CBSA(Attention):
@@ -73,20 +74,23 @@ class CBSA(Attention):
         """Number m of representatives."""
         return math.prod(self.representatives)
 
-    def mix(self, x: Tensor, grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
-        """Project tokens and contract and broadcast within each head.
-
-        Averages commute with the projection, so that tokens may be pooled on either side of it.
-        """
-        if self.init == "learned" or not self._pools_first(x):
-            return super().mix(x, grid, mask)
-        (w,), (reps,) = self.project(x), self.project(self._pool(x, grid, mask))
-        return self._contract_broadcast(w, reps, mask)
-
     def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
         """Contract and broadcast within each head."""
         (w,) = streams
-        return self._contract_broadcast(w, self.initial_representatives(w, grid, mask), mask)
+        options: dict[str, Any] = {
+            "mask": mask,
+            "contraction": self.contraction,
+            "eps": self.eps,
+            "impl": self.impl,
+        }
+        if self.initial_reps is None and not self.stop_gradient:
+            grid, first = self._patches(w, grid)
+            return pooled_contract_broadcast(
+                w, grid, self.representatives, self.step_rep, self.step_out, first=first, **options
+            )
+        reps = self.initial_representatives(w, grid, mask)
+        reps = reps.detach() if self.stop_gradient else reps
+        return contract_broadcast(w, reps, self.step_rep, self.step_out, **options)
 
     def initial_representatives(
         self, w: Tensor, grid: tuple[int, ...] | None = None, mask: Tensor | None = None
@@ -95,41 +99,22 @@ class CBSA(Attention):
         if self.initial_reps is not None:
             (reps,) = self.project(self.initial_reps.expand(w.shape[0], -1, -1))
             return reps
-        tokens = w.transpose(1, 2).flatten(2)  # (B, N, H p), a view of the projection's output
-        pooled = self._pool(tokens, grid, mask)
+        grid, first = self._patches(w, grid)
+        patches = slice(first, first + math.prod(grid))
+        tokens = w.transpose(1, 2).flatten(2)[:, patches]  # (B, h·w, H p), a view of the projection's output
+        pooled = pool_tokens(tokens, grid, self.representatives, None if mask is None else mask[:, patches])
         return pooled.view(*pooled.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
-    POOL_FIRST = False
-
-    def _pools_first(self, x: Tensor) -> bool:
-        return self.POOL_FIRST
-
-    def _pool(self, tokens: Tensor, grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
-        """Average the patches among tokens (B, N, C) over the windows of the representatives, (B, m, C)."""
-        num_tokens, prefix, rank = tokens.shape[1], self.num_prefix_tokens, len(self.representatives)
+    def _patches(self, w: Tensor, grid: tuple[int, ...] | None) -> tuple[tuple[int, ...], int]:
+        """The grid of the tokens of w (B, H, N, p) that are pooled, and the index of the first of them."""
+        num_tokens, prefix, rank = w.shape[2], self.num_prefix_tokens, len(self.representatives)
         if num_tokens <= prefix:
             raise ValueError(f"x has {num_tokens} tokens: no patch is left after num_prefix_tokens={prefix}")
         if grid is not None and len(grid) != rank:
             raise ValueError(
                 f"grid={grid} and representatives={self.representatives} must have the same rank"
             )
-        grid = check_grid(grid, num_tokens - prefix, rank)
-        patches = slice(0, num_tokens - prefix) if self.legacy_pool else slice(prefix, None)
-        return pool_tokens(
-            tokens[:, patches], grid, self.representatives, None if mask is None else mask[:, patches]
-        )
-
-    def _contract_broadcast(self, w: Tensor, reps: Tensor, mask: Tensor | None) -> Tensor:
-        return contract_broadcast(
-            w,
-            reps.detach() if self.stop_gradient else reps,
-            self.step_rep,
-            self.step_out,
-            mask=mask,
-            contraction=self.contraction,
-            eps=self.eps,
-            impl=self.impl,
-        )
+        return check_grid(grid, num_tokens - prefix, rank), 0 if self.legacy_pool else prefix
 
     def extra_repr(self) -> str:
         """Describe the layer in ``print(model)``."""

@@ -16,8 +16,8 @@ class ISTA(nn.Module):
 
     out = relu(x + η·Dᵀ(x − D x) − η·λ): a gradient step of ½‖x₀ − D x‖² at x = x₀, the current tokens, then
     the non-negative soft threshold. Written this way it takes two products with D instead of three; with many
-    more tokens than channels it takes one, with η·(D − DᵀD), which is computed first. There is no residual
-    around it.
+    more tokens than channels it takes one, with I + η·(D − DᵀD), which is computed first. There is no
+    residual around it.
 
     Args:
         dim: width of the tokens.
@@ -49,9 +49,14 @@ class ISTA(nn.Module):
     @torch.no_grad()
     def fuse(self) -> None:
         """Compute I + η·(D − DᵀD) once, after which inference takes one product; :meth:`unfuse` undoes it."""
-        d = self.weight.double() if self.weight.device.type != "mps" else self.weight
+        wide = self.weight.double() if self.weight.device.type != "mps" else self.weight
+        self.fused_weight = self._step(wide).to(self.weight.dtype).contiguous()
+
+    def _step(self, d: Tensor | None = None) -> Tensor:
+        """The matrix I + η·(D − DᵀD) of the gradient step, transposed as ``F.linear`` takes it."""
+        d = self.weight if d is None else d
         eye = torch.eye(self.dim, dtype=d.dtype, device=d.device)
-        self.fused_weight = (eye + self.step_size * (d - d.T @ d)).T.to(self.weight.dtype).contiguous()
+        return (eye + self.step_size * (d - d.T @ d)).T
 
     def unfuse(self) -> None:
         """Go back to computing with D itself."""
@@ -62,11 +67,10 @@ class ISTA(nn.Module):
         check_floating("x", x)
         if x.dim() < 1 or x.shape[-1] != self.dim:
             raise ValueError(f"x must have shape (..., {self.dim}), got {tuple(x.shape)}")
-        if self.fused_weight is not None:
-            return F.relu(F.linear(x, self.fused_weight) - self.step_size * self.lambd)
-        if not is_exporting() and x.numel() >= _MANY * self.dim**2:
-            update = F.linear(x, self.step_size * (self.weight - self.weight.T @ self.weight).T)
-            return F.relu(x + update - self.step_size * self.lambd)
+        many = not is_exporting() and x.numel() >= _MANY * self.dim**2
+        step = self._step() if self.fused_weight is None and many else self.fused_weight
+        if step is not None:
+            return F.relu(F.linear(x, step) - self.step_size * self.lambd)
         residual = x - F.linear(x, self.weight)
         return F.relu(x + self.step_size * (F.linear(residual, self.weight.T) - self.lambd))
 

@@ -14,29 +14,41 @@ class LayerNorm(nn.LayerNorm):
 
     PyTorch's returns float32 under autocast, which would make the tokens between blocks float32 as well. The
     statistics are those of float32 in either case.
+
+    In compiled code on a GPU, :meth:`beside` and :meth:`of_sum` take kernels of our own.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise tokens x (..., dim)."""
         with no_autocast(x.device):
-            if _in_compiled_training(x):
-                from cbsa.ops.fused_norm import layer_norm
-
-                return layer_norm(x, self.weight, self.bias, self.eps)
             if x.dtype == self.weight.dtype:
                 return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
             wide = accumulation_dtype(x.dtype)
             weight, bias = self.weight.to(wide), self.bias.to(wide)
             return F.layer_norm(x.to(wide), self.normalized_shape, weight, bias, self.eps).to(x.dtype)
 
+    def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens x, for a residual around what follows, and x normalised."""
+        if not _in_compiled_code_on_gpu(x):
+            return x, self(x)
+        from cbsa.ops.fused_norm import layer_norm_beside
 
-def _in_compiled_training(x: Tensor) -> bool:
-    """Whether the backward of our own pays: in compiled code on a GPU."""
+        return layer_norm_beside(x, self.weight, self.bias, self.eps)
+
+    def of_sum(self, x: Tensor, update: Tensor) -> Tensor:
+        """Normalise x + update."""
+        if not _in_compiled_code_on_gpu(x):
+            normed: Tensor = self(x + update)
+            return normed
+        from cbsa.ops.fused_norm import add_layer_norm
+
+        return add_layer_norm(x, update, self.weight, self.bias, self.eps)
+
+
+def _in_compiled_code_on_gpu(x: Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
         and not is_exporting()
-        and torch.is_grad_enabled()
-        and x.device.type == "cuda"
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and kernels_run_on(x.device)
     )

@@ -34,9 +34,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """Update tokens x (B, N, dim) whose patches lie on ``grid``."""
-        x = x + self.attn(self.norm1(x), grid)
-        update: Tensor = self.ff(self.norm2(x))
-        return x + update if isinstance(self.ff, MLP) else update
+        x, normed = self.norm1.beside(x)
+        update: Tensor = self.attn(normed, grid)
+        if isinstance(self.ff, MLP):
+            x = x + update
+            more: Tensor = self.ff(self.norm2(x))
+            return x + more
+        codes: Tensor = self.ff(self.norm2.of_sum(x, update))
+        return codes
 
 
 class Transformer(

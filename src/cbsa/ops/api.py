@@ -1,6 +1,7 @@
 """The public operator: what it means, the checks of its input, and the choice of an implementation."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from cbsa._checks import (
 from cbsa._tracing import is_exporting, is_transformed
 from cbsa.ops import reference, sdpa
 from cbsa.ops.availability import kernels_run_on
+from cbsa.ops.pooling import pool_tokens
 from cbsa.ops.precision import autocast_dtype
 
 CONTRACTIONS = ("softmax", "exact", "none")
@@ -106,6 +108,62 @@ def contract_broadcast(
     if impl == "auto":
         impl = "reference" if transformed or is_exporting() else _choose(w, reps, scale, contraction)
     return _IMPLEMENTATIONS[impl](w, reps, step_rep, step_out, mask, scale, contraction, eps)
+
+
+def pooled_contract_broadcast(
+    w: Tensor,
+    grid: Sequence[int],
+    size: Sequence[int],
+    step_rep: Tensor,
+    step_out: Tensor,
+    *,
+    first: int = 0,
+    mask: Tensor | None = None,
+    contraction: str = "softmax",
+    eps: float = 0.1,
+    impl: str = "auto",
+) -> Tensor:
+    """:func:`contract_broadcast` with representatives that are averages of the tokens, gradients included.
+
+    Args:
+        w: projected tokens (B, H, N, d).
+        grid: layout of the tokens that are pooled.
+        size: layout of the representatives; see :func:`pool_tokens`.
+        step_rep: η of each head (H,).
+        step_out: κ of each head (H,).
+        first: index of the first token that is pooled.
+        mask, contraction, eps, impl: see :func:`contract_broadcast`.
+    """
+    scale = w.shape[-1] ** -0.5
+    if mask is None and impl in ("auto", "triton") and _kernels_pool(w, grid, size, scale, contraction, impl):
+        from cbsa.ops import fused_pooled
+
+        if (dtype := autocast_dtype(w.device)) is not None:
+            w = w.to(dtype)
+        return fused_pooled.pooled_contract_broadcast(
+            w, step_rep, step_out, grid, size, first, scale, contraction
+        )
+    patches = slice(first, first + math.prod(grid))
+    tokens = w.transpose(1, 2).flatten(2)[:, patches]  # (B, h·w, H d), a view of the projection's output
+    pooled = pool_tokens(tokens, grid, size, None if mask is None else mask[:, patches])
+    reps = pooled.view(*pooled.shape[:2], w.shape[1], w.shape[3]).transpose(1, 2)
+    return contract_broadcast(
+        w, reps, step_rep, step_out, mask=mask, contraction=contraction, eps=eps, impl=impl
+    )
+
+
+def _kernels_pool(
+    w: Tensor, grid: Sequence[int], size: Sequence[int], scale: float, contraction: str, impl: str
+) -> bool:
+    """Whether pooling and operator run as one operator on our kernels: on a GPU, if the latter would."""
+    if len(grid) > 2 or is_exporting() or is_transformed(w) or not kernels_run_on(w.device):
+        return False
+    wide = w.dtype not in (torch.bfloat16, torch.float16) and autocast_dtype(w.device) is None
+    if w.dtype == torch.float64 or (impl == "auto" and wide):
+        return False
+    from cbsa.ops import fused
+
+    return fused.why_not(w, scale, contraction) is None
 
 
 def _choose(w: Tensor, reps: Tensor, scale: float, contraction: str) -> str:

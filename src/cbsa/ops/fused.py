@@ -67,10 +67,10 @@ def _forward(
 
     Where the representatives take several blocks, also C and the log₂-sum-exp of its softmax.
     """
-    out, *kept = results = _empty_results(w, reps, keep)
+    out, *kept = results = empty_results(w, reps, keep)
     if out.numel() > 0:
         with launched_on(w.device):
-            launch.run_forward(w, reps, step_rep, step_out, mask, scale, softmax, out, _if_kept(kept))
+            launch.run_forward(w, reps, step_rep, step_out, mask, scale, softmax, out, if_kept(kept))
     return results
 
 
@@ -85,7 +85,7 @@ def _(
     softmax: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _empty_results(w, reps, keep)
+    return empty_results(w, reps, keep)
 
 
 @torch.library.custom_op("cbsa::contract_broadcast_triton_backward", mutates_args=())
@@ -110,7 +110,7 @@ def _backward(
     if grad_w.numel() == 0:
         return grad_w, grad_reps, grad_step_rep.zero_(), grad_step_out.zero_()
     wanted = (grad_w, grad_reps if needs_reps else None, grad_step_rep, grad_step_out)
-    kept = _if_kept((delta, lse, c, lse_c))
+    kept = if_kept((delta, lse, c, lse_c))
     with launched_on(w.device):
         launch.run_backward(grad, w, reps, step_rep, step_out, mask, kept, scale, softmax, wanted)
     return gradients if needs_reps else (grad_w, grad_reps.zero_(), grad_step_rep, grad_step_out)
@@ -152,7 +152,7 @@ _forward.register_autograd(_autograd_backward, setup_context=_setup_context)
 _backward.register_autograd(no_second_derivative)
 
 
-def _empty_results(w: Tensor, reps: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def empty_results(w: Tensor, reps: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """O, D, log-sum-exp of A, C, log-sum-exp of its softmax; all but O in float32, or empty if not kept."""
     shapes = [reps.shape, reps.shape[:-1]]
     blocks = keep and launch.in_blocks(reps.shape[2])
@@ -161,6 +161,7 @@ def _empty_results(w: Tensor, reps: Tensor, keep: bool) -> tuple[Tensor, Tensor,
     return token_major(w), delta, lse, c, lse_c
 
 
-def _if_kept(tensors: Any) -> launch.Kept | None:
+def if_kept(tensors: Any) -> launch.Kept | None:
+    """What was kept for the backward, or None if nothing was."""
     delta, lse, c, lse_c = tensors
     return None if delta.dim() == 1 else (delta, lse, c, lse_c)

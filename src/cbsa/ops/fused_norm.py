@@ -1,7 +1,8 @@
-"""LayerNorm for compiled code on a GPU: the compiler's forward, and a backward in one kernel of our own.
+"""LayerNorm in Triton kernels, for compiled code on a GPU.
 
-The compiler fuses the forward with what surrounds it. Its backward, which sums over rows and over columns at
-once, took up to a third of a training step on an H200 (torch 2.11); this one is bound by memory alone.
+The compiler's own backward, which sums over rows and over columns at once, took up to a third of a training
+step on an H200 (torch 2.11). These read and write everything once, and add on the way what is added around a
+LayerNorm: the update of a residual before it, and the gradient of the residual after it.
 """
 
 from typing import Any
@@ -13,53 +14,132 @@ from torch import Tensor
 from cbsa.ops.custom import launched_on
 from cbsa.ops.kernels import norm as kernels
 
-_NUMBERS = 4096  # that a program works on at once
-_PROGRAMS = 1024
+_NUMBERS = 1024  # of a block of rows
+_PROGRAMS = 2048
+_ADDED = (128, 16)  # rows and columns that are added up at a time
 
 
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        wide = x.float()
-        y, mean, rstd = torch.native_layer_norm(wide, x.shape[-1:], weight.float(), bias.float(), eps)
-        ctx.save_for_backward(x, mean, rstd, weight)
-        ctx.bias_dtype = bias.dtype
-        return y.to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
-        x, mean, rstd, weight = ctx.saved_tensors
-        grad_x, sums = _backward(grad, x, mean, rstd, weight)
-        return grad_x, sums[0].to(weight.dtype), sums[1].to(ctx.bias_dtype), None
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm of x (..., D) over D, in the dtype of x; statistics and sums in float32."""
-    out: Tensor = _LayerNorm.apply(x, weight, bias, eps)
+def add_layer_norm(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm of x + update (..., D) over D, in the dtype of the sum; statistics in float32."""
+    if torch.is_grad_enabled():
+        normed: Tensor = _AddLayerNorm.apply(x, update, weight, bias, eps)
+        return normed
+    out: Tensor = _forward(x, update, weight, bias, eps, False)[1]
     return out
 
 
-@torch.library.custom_op("cbsa::layer_norm_backward", mutates_args=())
-def _backward(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient with respect to x, and those for weight and bias as (2, D) in float32."""
-    d = x.shape[-1]
-    rows = x.numel() // d
+def layer_norm_beside(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """X itself and its LayerNorm; the gradients of both are added in one pass."""
+    if torch.is_grad_enabled():
+        same, out = _LayerNormBeside.apply(x, weight, bias, eps)
+        return same, out
+    return x, _forward(x, None, weight, bias, eps, False)[1]
+
+
+class _AddLayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        out: Tensor
+        total, out, mean, rstd = _forward(x, update, weight, bias, eps, True)
+        ctx.save_for_backward(total, mean, rstd, weight)
+        ctx.dtypes = x.dtype, update.dtype, weight.dtype, bias.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        grad_x, sums = _backward(grad, None, *ctx.saved_tensors)
+        x, update, weight, bias = ctx.dtypes
+        return grad_x.to(x), grad_x.to(update), sums[0].to(weight), sums[1].to(bias), None
+
+
+class _LayerNormBeside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        _, out, mean, rstd = _forward(x, None, weight, bias, eps, True)
+        ctx.save_for_backward(x, mean, rstd, weight)
+        ctx.dtypes = weight.dtype, bias.dtype
+        return x.view_as(x), out
+
+    @staticmethod
+    def backward(ctx: Any, grad_same: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        grad_x, sums = _backward(grad, grad_same, *ctx.saved_tensors)
+        weight, bias = ctx.dtypes
+        return grad_x, sums[0].to(weight), sums[1].to(bias), None
+
+
+@torch.library.custom_op("cbsa::layer_norm", mutates_args=())
+def _forward(
+    x: Tensor, update: Tensor | None, weight: Tensor, bias: Tensor, eps: float, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return x + update, its LayerNorm, mean and 1/σ; but for the second, empty if not kept or needed."""
+    total, out, mean, rstd = results = _empty(x, update, keep)
+    rows, d = _rows(x)
     if rows == 0:
-        return x.new_empty(x.shape), x.new_zeros((2, d), dtype=torch.float32)
+        return results
+    x = x.contiguous()
+    padded, block = _blocks(d)
+    with launched_on(x.device):
+        kernels.layer_norm_forward[(triton.cdiv(rows, block),)](
+            x, x if update is None else update.contiguous(), weight, bias, total, out, mean, rstd, rows, eps,
+            D=d, BD=padded, BR=block, ADD=update is not None, KEEP=keep, num_warps=1,
+        )  # fmt: skip
+    return results
+
+
+@_forward.register_fake
+def _(
+    x: Tensor, update: Tensor | None, weight: Tensor, bias: Tensor, eps: float, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _empty(x, update, keep)
+
+
+@torch.library.custom_op("cbsa::layer_norm_backward", mutates_args=())
+def _backward(
+    grad: Tensor, more: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient with respect to x, plus ``more``, and of weight and bias, (2, D) in float32."""
+    rows, d = _rows(x)
+    grad_x, sums = x.new_empty(x.shape), x.new_zeros((2, d), dtype=torch.float32)
+    if rows == 0:
+        return grad_x, sums
     grad, x = grad.contiguous(), x.contiguous()
-    grad_x = torch.empty_like(x)
-    chunk = triton.cdiv(rows, _PROGRAMS)
+    padded, block = _blocks(d)
+    chunk = triton.cdiv(triton.cdiv(rows, _PROGRAMS), block) * block
     programs = triton.cdiv(rows, chunk)
     parts = x.new_empty((programs, 2, d), dtype=torch.float32)
-    padded = triton.next_power_of_2(d)
     with launched_on(x.device):
         kernels.layer_norm_backward[(programs,)](
-            grad, x, mean.contiguous(), rstd.contiguous(), weight, grad_x, parts,
-            rows, chunk, D=d, BD=padded, BR=max(1, min(_NUMBERS // padded, triton.next_power_of_2(chunk))),
+            grad, grad if more is None else more.contiguous(), x, mean, rstd, weight, grad_x, parts,
+            rows, chunk, D=d, BD=padded, BR=block, MORE=more is not None, num_warps=1,
         )  # fmt: skip
-    return grad_x, parts.sum(0)
+        at_once, columns = _ADDED
+        kernels.add_rows[(triton.cdiv(2 * d, columns),)](
+            parts, sums, programs, 2 * d, BP=at_once, BLOCK=columns
+        )
+    return grad_x, sums
 
 
 @_backward.register_fake
-def _(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _(
+    grad: Tensor, more: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty((2, x.shape[-1]), dtype=torch.float32)
+
+
+def _empty(x: Tensor, update: Tensor | None, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Memory for the results of :func:`_forward`."""
+    dtype = x.dtype if update is None else torch.promote_types(x.dtype, update.dtype)
+    total = x.new_empty(x.shape if keep and update is not None else (0,), dtype=dtype)
+    mean, rstd = (x.new_empty(x.shape[:-1] if keep else (0,), dtype=torch.float32) for _ in range(2))
+    return total, x.new_empty(x.shape, dtype=dtype), mean, rstd
+
+
+def _rows(x: Tensor) -> tuple[int, int]:
+    """Number of rows, and their length."""
+    return x.numel() // x.shape[-1], x.shape[-1]
+
+
+def _blocks(d: int) -> tuple[int, int]:
+    """Padded length of a row, and rows of a block."""
+    padded = triton.next_power_of_2(d)
+    return padded, max(1, _NUMBERS // padded)

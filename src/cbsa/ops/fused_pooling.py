@@ -65,10 +65,10 @@ def _run(x: Tensor, out: Tensor, grid: Sequence[int], size: Sequence[int], sprea
         return
     x = x if x.stride(-1) == 1 else x.contiguous()
     with launched_on(x.device):
-        pooling.run(x, out, _image(grid), _image(size), spread)
+        pooling.run(x, out, as_image(grid), as_image(size), spread)
 
 
-def _image(layout: Sequence[int]) -> tuple[int, int]:
+def as_image(layout: Sequence[int]) -> tuple[int, int]:
     """(height, width); a sequence has height 1."""
     height, width = (1, *layout)[-2:]
     return height, width

@@ -1,27 +1,63 @@
-"""Backward of LayerNorm in one pass over the rows."""
+"""LayerNorm of rows, with the sum before it; one pass forward, one backward.
+
+One warp serves whole rows, so that sums over a row never leave it.
+"""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def layer_norm_backward(
-    grad, x, mean, rstd, weight, grad_x, parts,
-    R, chunk,
-    D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
+def layer_norm_forward(
+    x, update, weight, bias, total, out, mean, rstd,
+    R, eps,
+    D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the rows (R, D), and each program's sums for weight and bias (programs, 2, D).
+    """LayerNorm of x, or with ADD of x + update; with KEEP also that sum, mean and 1/σ. Grid (blocks,)."""
+    rows = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    columns = tl.arange(0, BD)
+    valid = rows < R
+    inside = valid[:, None] & (columns < D)[None, :]
+    place = rows[:, None] * D + columns[None, :]
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        values += tl.load(update + place, mask=inside, other=0.0).to(tl.float32)
+        # the statistics are those of the sum as it is stored
+        values = values.to(total.dtype.element_ty).to(tl.float32)
+        if KEEP:
+            tl.store(total + place, values.to(total.dtype.element_ty), mask=inside)
+    centre = tl.sum(values, 1) / D
+    values = tl.where(inside, values - centre[:, None], 0.0)
+    width = tl.rsqrt(tl.sum(values * values, 1) / D + eps)
+    if KEEP:
+        tl.store(mean + rows, centre, mask=valid)
+        tl.store(rstd + rows, width, mask=valid)
+    scale = tl.load(weight + columns, mask=columns < D, other=0.0).to(tl.float32)
+    shift = tl.load(bias + columns, mask=columns < D, other=0.0).to(tl.float32)
+    values = values * width[:, None] * scale[None, :] + shift[None, :]
+    tl.store(out + place, values.to(out.dtype.element_ty), mask=inside)
 
-    With x̂ = (x − mean)·rstd and h = g∘weight: dx = rstd·(h − x̂·⟨h, x̂⟩/D − ⟨h⟩/D). Grid (programs,).
+
+@triton.jit
+def layer_norm_backward(
+    grad, more, x, mean, rstd, weight, grad_x, parts,
+    R, chunk,
+    D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, MORE: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the rows x (R, D), and each program's sums for weight and bias (programs, 2, D).
+
+    With x̂ = (x − mean)·rstd and h = g∘weight: dx = rstd·(h − x̂·⟨h, x̂⟩/D − ⟨h⟩/D), and with MORE, plus the
+    gradient that reaches x on another way. Grid (programs,).
     """
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BD)
     scale = tl.load(weight + columns, mask=columns < D, other=0.0).to(tl.float32)
-    sum_weight = tl.zeros((BD,), tl.float32)
-    sum_bias = tl.zeros((BD,), tl.float32)
-    for start in range(0, chunk, BR):
-        rows = program * chunk + start + tl.arange(0, BR)
-        valid = (rows < R) & (start + tl.arange(0, BR) < chunk)
+    sum_weight = tl.zeros((BR, BD), tl.float32)
+    sum_bias = tl.zeros((BR, BD), tl.float32)
+    end = tl.minimum(program * chunk + chunk, R)
+    for start in range(program * chunk, end, BR):
+        rows = start + tl.arange(0, BR)
+        valid = rows < end
         inside = valid[:, None] & (columns < D)[None, :]
         place = rows[:, None] * D + columns[None, :]
         g = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
@@ -31,12 +67,26 @@ def layer_norm_backward(
             :, None
         ]
         normed = tl.where(inside, normed, 0.0)
-        sum_weight += tl.sum(g * normed, 0)
-        sum_bias += tl.sum(g, 0)
+        sum_weight += g * normed
+        sum_bias += g
         g = g * scale[None, :]
         along = tl.sum(g * normed, 1) / D
         total = (g - normed * along[:, None] - (tl.sum(g, 1) / D)[:, None]) * width[:, None]
+        if MORE:
+            total += tl.load(more + place, mask=inside, other=0.0).to(tl.float32)
         tl.store(grad_x + place, total.to(grad_x.dtype.element_ty), mask=inside)
     place = parts + program * 2 * D + columns
-    tl.store(place, sum_weight, mask=columns < D)
-    tl.store(place + D, sum_bias, mask=columns < D)
+    tl.store(place, tl.sum(sum_weight, 0), mask=columns < D)
+    tl.store(place + D, tl.sum(sum_bias, 0), mask=columns < D)
+
+
+@triton.jit
+def add_rows(parts, total, P, size, BP: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum of the rows of parts (P, size), in a fixed order. Grid (blocks of columns,)."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros((BP, BLOCK), tl.float32)
+    for start in range(0, P, BP):
+        row = start + tl.arange(0, BP)
+        inside = (row < P)[:, None] & (column < size)[None, :]
+        acc += tl.load(parts + row[:, None] * size + column[None, :], mask=inside, other=0.0)
+    tl.store(total + column, tl.sum(acc, 0), mask=column < size)

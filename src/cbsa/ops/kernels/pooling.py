@@ -32,11 +32,14 @@ def span(i, n, o):
 
 @triton.jit
 def average(
-    x, out, size, x_b, x_n, B, H, W, images, chunk_rows, chunk_columns,
-    P: tl.constexpr, Q: tl.constexpr, C: tl.constexpr, SPREAD: tl.constexpr, WIDE: tl.constexpr,
+    x, out, size, x_b, x_n, out_b, B, H, W, images, chunk_rows, chunk_columns,
+    P: tl.constexpr, Q: tl.constexpr, C: tl.constexpr,
+    SPREAD: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
     BW: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Average the tokens (H, W) of P×Q windows; with SPREAD, give each token the gradient of its windows.
+
+    With ADD, the result is added to what is there.
 
     A program serves BW targets of one row and BC channels of several images; BT sources of a target are
     loaded at a time. Splits (program axes 1 and 2) take ``chunk_rows`` × ``chunk_columns`` of each target's
@@ -94,7 +97,9 @@ def average(
         total = tl.sum(acc, 1)  # (BW, BC)
         if not SPREAD:
             total *= weight[:, None]
-        pointers = out + ((tl.cast(b, tl.int64) * rows * columns + target) * C)[:, None] + channels[None, :]
+        pointers = out + tl.cast(b, tl.int64) * out_b + (target * C)[:, None] + channels[None, :]
+        if ADD:
+            total += tl.load(pointers, mask=written, other=0.0).to(tl.float32)
         tl.store(pointers, total.to(out.dtype.element_ty), mask=written)
 
 
@@ -110,22 +115,32 @@ def add_parts(parts, out, size, splits, BS: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + column, tl.sum(acc, 0).to(out.dtype.element_ty), mask=column < size)
 
 
-def run(x: Tensor, out: Tensor, grid: tuple[int, int], size: tuple[int, int], spread: bool) -> None:
+def run(
+    x: Tensor, out: Tensor, grid: tuple[int, int], size: tuple[int, int], spread: bool, add: bool = False
+) -> None:
     """Write into ``out`` the averages of x over ``size`` windows; with ``spread``, the transpose of that.
 
-    Strides of x (B, N or m, C) may be any if channels are adjacent; ``out`` is contiguous.
+    With ``add``, it is added to what is there. Strides of x (B, N or m, C) may be any if channels are
+    adjacent; the tokens of an image in ``out`` are contiguous.
     """
     batch, _, channels = x.shape
     plan = _plan(batch, grid, size, channels, spread)
     splits = plan.programs[1] * plan.programs[2]
-    into = out if splits == 1 else out.new_empty((splits, *out.shape), dtype=torch.float32)
+    whole = splits == 1
+    into = out if whole else out.new_empty((splits, *out.shape), dtype=torch.float32)
     average[plan.programs](
-        x, into, out.numel(), x.stride(0), x.stride(1), batch, *grid, *plan.work, **plan.options
-    )
-    if splits > 1:
+        x, into, out.numel(), x.stride(0), x.stride(1), into.stride(-3), batch, *grid, *plan.work,
+        **plan.options, ADD=add and whole,
+    )  # fmt: skip
+    if not whole:
         at_once = min(16, triton.next_power_of_2(splits))
         block = _MERGED // at_once
-        add_parts[(triton.cdiv(out.numel(), block),)](into, out, out.numel(), splits, BS=at_once, BLOCK=block)
+        total = out if out.is_contiguous() and not add else out.new_empty(out.shape)
+        add_parts[(triton.cdiv(out.numel(), block),)](
+            into, total, out.numel(), splits, BS=at_once, BLOCK=block
+        )
+        if total is not out:
+            out.copy_(out + total if add else total)
 
 
 class _Plan(NamedTuple):
