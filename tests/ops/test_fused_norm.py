@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.compare import KERNEL_DEVICES, assert_as_good_as, value_and_grads
+from tests.compare import KERNEL_DEVICES, assert_as_good_as, assert_close, value_and_grads
 
 pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
 from cbsa.ops import fused_norm
@@ -48,7 +48,7 @@ FUNCTIONS = [pytest.param(of_sum, plain_of_sum, id="sum"), pytest.param(beside, 
 
 
 @pytest.mark.parametrize(("device", "dtype"), CASES)
-@pytest.mark.parametrize("shape", [(3, 5, 24), (1, 1, 192), (7, 100), (4100, 16), (2, 3, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 24), (1, 1, 192), (7, 100), (4100, 16), (2, 3, 2)], ids=str)
 @pytest.mark.parametrize(("function", "plain"), FUNCTIONS)
 def test_value_and_every_gradient_are_as_good_as_plain_pytorch(function, plain, shape, device, dtype):
     names, floor = ("dx", "dupdate", "dweight", "dbias"), 4 if dtype == torch.float32 else 0.5
@@ -86,6 +86,16 @@ def test_any_strides(function, device):
         strict=True,
     ):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
+def test_one_channel(device):
+    """It is always the mean: the output is the bias, and nothing depends on the tokens."""
+    inputs = draw(5, 1, device=device)
+    out, dx, dupdate, dweight, dbias = value_and_grads(of_sum, inputs, torch.ones_like(inputs[0]))
+    assert_close(out, inputs[3].expand(5, 1), 1e-6)
+    assert max(g.abs().max().item() for g in (dx, dupdate, dweight)) < 1e-4
+    assert dbias.item() == 5
 
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)

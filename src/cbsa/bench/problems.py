@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from cbsa.bench.geometry import Geometry
 from cbsa.bench.listing import listing, pooled_listing
 from cbsa.layers import TSSA, Attention, LinearAttention
-from cbsa.ops import contract_broadcast, pool_tokens
+from cbsa.ops import api, contract_broadcast
 
 Function = Callable[..., Tensor]
 _MOST_ROWS = 64  # queries of softmax attention that are checked
@@ -67,10 +67,7 @@ def pooled_contract_broadcast(
     w: Tensor, step_rep: Tensor, step_out: Tensor, grid: tuple[int, int], windows: tuple[int, int], impl: str
 ) -> Tensor:
     """CBSA with representatives pooled from the tokens themselves, all but CLS."""
-    batch, heads, _, d = w.shape
-    reps = pool_tokens(w.transpose(1, 2).flatten(2)[:, 1:], grid, windows)  # (B, m, H d)
-    reps = reps.view(batch, -1, heads, d).transpose(1, 2)  # (B, H, m, d)
-    return contract_broadcast(w, reps, step_rep, step_out, impl=impl)
+    return api.pooled_contract_broadcast(w, grid, windows, step_rep, step_out, first=1, impl=impl)
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, rows: list[int] | None = None) -> Tensor:

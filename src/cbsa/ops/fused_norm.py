@@ -16,7 +16,7 @@ from cbsa.ops.kernels import norm as kernels
 
 _NUMBERS = 1024  # of a block of rows
 _PROGRAMS = 2048
-_ADDED = (128, 16)  # rows and columns that are added up at a time
+_ADDED = (512, 16)  # rows and columns that are added up at a time
 
 
 def add_layer_norm(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -114,7 +114,7 @@ def _backward(
         )  # fmt: skip
         at_once, columns = _ADDED
         kernels.add_rows[(triton.cdiv(2 * d, columns),)](
-            parts, sums, programs, 2 * d, BP=at_once, BLOCK=columns
+            parts, sums, programs, 2 * d, BP=at_once, BLOCK=columns, num_warps=8
         )
     return grad_x, sums
 

@@ -52,8 +52,8 @@ def layer_norm_backward(
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BD)
     scale = tl.load(weight + columns, mask=columns < D, other=0.0).to(tl.float32)
-    sum_weight = tl.zeros((BR, BD), tl.float32)
-    sum_bias = tl.zeros((BR, BD), tl.float32)
+    sum_weight = tl.zeros((BD,), tl.float32)
+    sum_bias = tl.zeros((BD,), tl.float32)
     end = tl.minimum(program * chunk + chunk, R)
     for start in range(program * chunk, end, BR):
         rows = start + tl.arange(0, BR)
@@ -67,8 +67,8 @@ def layer_norm_backward(
             :, None
         ]
         normed = tl.where(inside, normed, 0.0)
-        sum_weight += g * normed
-        sum_bias += g
+        sum_weight += tl.sum(g * normed, 0)  # rows of a column are one thread's
+        sum_bias += tl.sum(g, 0)
         g = g * scale[None, :]
         along = tl.sum(g * normed, 1) / D
         total = (g - normed * along[:, None] - (tl.sum(g, 1) / D)[:, None]) * width[:, None]
@@ -76,8 +76,8 @@ def layer_norm_backward(
             total += tl.load(more + place, mask=inside, other=0.0).to(tl.float32)
         tl.store(grad_x + place, total.to(grad_x.dtype.element_ty), mask=inside)
     place = parts + program * 2 * D + columns
-    tl.store(place, tl.sum(sum_weight, 0), mask=columns < D)
-    tl.store(place + D, tl.sum(sum_bias, 0), mask=columns < D)
+    tl.store(place, sum_weight, mask=columns < D)
+    tl.store(place + D, sum_bias, mask=columns < D)
 
 
 @triton.jit
