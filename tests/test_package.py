@@ -53,19 +53,91 @@ def test_documentation_snippets_run_as_printed(code, tmp_path, monkeypatch):
     exec(compile(code, "snippet", "exec"), {"__name__": "__main__"})
 
 
-def test_the_measurements_in_the_operators_readme_are_those_committed():
-    results = {}
-    for machine, name in {"2 CPU cores": "cpu", "H200": "h200"}.items():
-        data = json.loads((ROOT / f"benchmarks/results/contract_broadcast_{name}.json").read_text())
-        for row in data["rows"]:
-            key = (machine, row["dtype"].removeprefix("torch."), row["batch"], row["tokens"], row["what"])
-            results[key] = f"{row['forward_ms']:.2f} / {row['both_ms']:.2f}"
+def measured(machine, kind, *fields):
+    """Rows of committed results that hold a number, by the values of some fields."""
+    data = json.loads((ROOT / f"benchmarks/results/{machine}/{kind}.json").read_text())
+    return {tuple(row[f] for f in fields): row for row in data["rows"] if row["status"] == "done"}
+
+
+def table_in(text, header):
+    """Rows of the Markdown table whose first line starts with ``header``, as lists of cells."""
+    lines = text[text.index(f"\n| {header}") + 1 :].splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines[: next(i for i, x in enumerate(lines) if not x)]]
+    assert len(rows) > 2
+    return rows[2:]
+
+
+def pair(values, digits):
+    """Two numbers as the tables write them."""
+    return " / ".join(f"{value:.{digits}f}" for value in values)
+
+
+def verdict(values, targets):
+    """What the tables say of two numbers that should reach two others."""
+    return " / ".join("met" if v >= t else "missed" for v, t in zip(values, targets, strict=True))
+
+
+OPERATOR_MODES = ("forward", "forward+backward")
+MODEL_MODES = ("inference", "training")
+
+
+def test_cpu_times_in_the_operators_readme_are_those_committed():
+    data = json.loads((ROOT / "benchmarks/results/contract_broadcast_cpu.json").read_text())
+    rows = {(r["dtype"].removeprefix("torch."), r["tokens"], r["batch"], r["what"]): r for r in data["rows"]}
+    table = table_in((ROOT / "src/cbsa/ops/README.md").read_text(), "dtype | N × batch")
+    assert len(table) == len({key[:3] for key in rows}) == 14
+    for dtype, size, *cells in table:
+        tokens, batch = map(int, size.split(" (")[0].split(" × "))
+        for what, cell in zip(("reference", "sdpa", "full attention"), cells, strict=True):
+            row = rows.get((dtype, tokens, batch, what))
+            assert cell == (pair([row["forward_ms"], row["both_ms"]], 2) if row else "—")
+
+
+def test_gpu_times_in_the_operators_readme_are_those_committed():
+    rows = measured("h200", "ops", "tokens", "batch", "candidate", "mode")
     text = (ROOT / "src/cbsa/ops/README.md").read_text()
-    rows = re.findall(r"\| (2 CPU cores|H200), (\w+) \| (\d+) × (\d+) \| (.*) \|\n", text)
-    assert len(rows) == 13
-    for machine, dtype, batch, tokens, cells in rows:
-        for what, cell in zip(("reference", "sdpa", "full attention"), cells.split(" | "), strict=True):
-            assert cell == results.get((machine, dtype, int(batch), int(tokens), what), "—")
+    times, ratios = table_in(text, "N × batch | CBSA |"), table_in(text, "N × batch | SDPA / CBSA")
+    assert len(times) == len(ratios) == len({key[:2] for key in rows}) == 5
+    for (size, *cells), (same_size, *shares) in zip(times, ratios, strict=True):
+        assert size == same_size
+        tokens, batch = map(int, size.split(" × "))
+        at = {key[2:]: row for key, row in rows.items() if key[:2] == (tokens, batch)}
+
+        def ms(candidate, at=at):
+            return [at[candidate, mode]["median_ms"] for mode in OPERATOR_MODES]
+
+        sdpa = [
+            min(row["median_ms"] for (_, m), row in at.items() if row["kind"] == "sdpa" and m == mode)
+            for mode in OPERATOR_MODES
+        ]
+        shown = [ms("auto"), ms("auto-pooled"), sdpa, ms("reference")]
+        assert cells == [pair(values, 3) for values in shown]
+
+        ours, target, said, pooled, memory = shares
+        over = [
+            [theirs / mine for theirs, mine in zip(sdpa, ms(c), strict=True)] for c in ("auto", "auto-pooled")
+        ]
+        assert ours == pair(over[0], 2)
+        assert said == verdict(over[0], map(float, target.split(" / ")))
+        assert pooled == pair(over[1], 2)
+        assert memory == pair([at["auto", mode]["memory_ratio"] for mode in OPERATOR_MODES], 2)
+
+
+def test_models_in_the_benchmarks_page_are_those_committed():
+    rows = measured("h200", "models", "img_size", "mode", "model")
+    table = table_in((ROOT / "docs/benchmarks.md").read_text(), "px × batch")
+    assert [line[:2] for line in table] == [
+        [f"{size} × {batch}", mode]
+        for size, batch in sorted({(row["img_size"], row["batch"]) for row in rows.values()})
+        for mode in MODEL_MODES
+    ]
+    for size, mode, cbt, vit, crate, tost, target, said in table:
+        at = {key[2]: row for key, row in rows.items() if key[:2] == (int(size.split(" × ")[0]), mode)}
+        assert cbt == f"{at['cbt_small_patch16_224']['images_s']:,.0f}"
+        for family, cell in {"vit": vit, "crate": crate, "tost": tost}.items():
+            row = at.get(f"{family}_small_patch16_224")
+            assert cell == (f"{row['images_s']:,.0f} ({row['cbt_over_this']:.2f}×)" if row else "—")
+        assert said == verdict([at["vit_small_patch16_224"]["cbt_over_this"]], [float(target)])
 
 
 def test_readme_has_snippets():

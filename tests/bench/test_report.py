@@ -10,6 +10,7 @@ from cbsa.bench import models, operators
 from cbsa.bench.candidates import CANDIDATES
 from cbsa.bench.geometry import MODES, Geometry
 from cbsa.bench.model_forms import MODES as MODEL_MODES
+from cbsa.bench.origin import command_line
 from cbsa.bench.results import Results, load_results
 from cbsa.bench.tables import grids
 from cbsa.cli import app
@@ -95,6 +96,14 @@ def test_without_matplotlib_the_numbers_are_there_and_the_reason(tmp_path, monke
     assert "No pictures" in ran.output
     assert "cbsa bench plot" in ran.output
     assert (tmp_path / "ops.md").exists()
+
+
+@pytest.mark.parametrize("program", ["/somewhere/bin/cbsa", "/somewhere/cbsa/__main__.py"])
+def test_the_command_is_written_as_one_would_type_it(program, monkeypatch):
+    monkeypatch.setattr(
+        sys, "argv", [program, "bench", "models", "--models", "cbt_small*", "--out", "/else/where"]
+    )
+    assert command_line() == "cbsa bench models --models 'cbt_small*' --out /else/where"
 
 
 def test_ops_command(tmp_path):

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from cbsa.ops import contract_broadcast
 from tests import truth
@@ -170,6 +171,18 @@ def test_the_operators_are_well_formed(masked):
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     for keep in (False, True):
         torch.library.opcheck(fused._forward, (*inputs, mask, 0.25, True, keep), test_utils=tests)
+
+
+@pytest.mark.parametrize("contraction", ["softmax", "none"])
+def test_flops_are_counted_like_the_references(contraction):
+    inputs = make_inputs(2, 2, 20, 16, 8)
+    counts = []
+    for impl in ("triton", "reference"):
+        with FlopCounterMode(display=False) as counter:
+            call = partial(contract_broadcast, impl=impl, contraction=contraction)
+            value_and_grads(call, inputs, inputs[0])
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from cbsa.layers import CBSA
 from cbsa.ops import contract_broadcast, pool_tokens
@@ -105,6 +106,16 @@ def test_compiles_into_one_graph_with_the_same_bits(device):
         value_and_grads(compiled, inputs, weight), value_and_grads(run, inputs, weight), strict=True
     ):
         assert torch.equal(a, b)
+
+
+def test_flops_are_counted_like_the_references():
+    inputs = draw(1, 2, 17, 8, KERNEL_DEVICES[0])
+    counts = []
+    for function in (fused, plain):
+        with FlopCounterMode(display=False) as counter:
+            value_and_grads(partial(function, grid=(4, 4), size=(2, 2), first=1), inputs, inputs[0])
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.gpu

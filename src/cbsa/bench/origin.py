@@ -44,5 +44,6 @@ def code_fingerprint() -> str:
 
 
 def command_line() -> str:
-    """The command that is running."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """The command that is running, as one would type it."""
+    program = Path(sys.argv[0]).name
+    return shlex.join(["cbsa" if program == "__main__.py" else program, *sys.argv[1:]])

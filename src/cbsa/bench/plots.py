@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from cbsa.bench.geometry import MODES as OPERATOR_MODES
 from cbsa.bench.model_forms import MODES as MODEL_MODES
@@ -19,6 +19,8 @@ _MARKERS = "os^Dv<>P*X"
 _FAMILIES = {"cbt": "CBT (ours)", "vit": "ViT", "crate": "CRATE", "tost": "ToST"}
 _OTHERS = ("#ea580c", "#9333ea", "#475569", "#65a30d", "#0d9488", "#db2777", "#ca8a04")
 _BLUES = ("#2563eb", "#0284c7", "#60a5fa", "#1e3a8a", "#38bdf8", "#93c5fd")
+_LEGEND_COLUMNS = 5
+_DASHES = (0, (4, 2))
 _VARIANTS = ("-tied", "-compiled", "-eager", "-pooled")  # drawn in the colour of what they are variants of
 
 
@@ -43,7 +45,7 @@ def plot_operators(results: Results) -> Figure:
     rows = done(results.rows)
     names = list(dict.fromkeys(row["candidate"] for row in rows))
     styles = _operator_styles(rows, names)
-    figure = new_figure(12, 4.6 + 0.22 * -(-(len(names) + 1) // 4))
+    figure = new_figure(12, 4.6 + 0.22 * -(-(len(names) + 1) // _LEGEND_COLUMNS))
     for axes, mode in zip(figure.subplots(1, 2, sharex=True), OPERATOR_MODES, strict=True):
         _log_axes(axes, mode.replace("+", " + "), "tokens N (batch below)", "ms")
         these = [row for row in rows if row["mode"] == mode]
@@ -59,18 +61,20 @@ def plot_operators(results: Results) -> Figure:
                 axes.fill_between(n, low, high, color=styles[name]["color"], alpha=0.15, linewidth=0)
         floor = sorted({(r["tokens"], r["floor_ms"]) for r in these})
         if floor:
-            axes.plot(*zip(*floor, strict=True), color=QUIET, linestyle=(0, (4, 2)), linewidth=1.3, zorder=1)
+            axes.plot(*zip(*floor, strict=True), color=QUIET, linestyle=_DASHES, linewidth=1.3, zorder=1)
         batches = {r["tokens"]: r["batch"] for r in rows}
         _name_ticks(axes, {n: f"{n}\n×{batch}" for n, batch in sorted(batches.items())})
     labels = {row["candidate"]: row["label"] for row in rows}
     handles: list[Any] = [Line2D([], [], **styles[name]) for name in names]
-    handles.append(Line2D([], [], color=QUIET, linestyle=(0, (4, 2))))
+    handles.append(Line2D([], [], color=QUIET, linestyle=_DASHES))
+    copy = f" ({results.ceilings['copy_tb_s']:.3g} TB/s)" if results.ceilings else ""
     plain_legend(
         figure,
         handles,
-        [*(labels[name] for name in names), "fewest bytes at the speed of a copy"],
+        [*(labels[name] for name in names), f"fewest bytes by a copy{copy}"],
         loc="outside lower center",
-        ncols=4,
+        ncols=_LEGEND_COLUMNS,
+        handlelength=4,
     )
     first = rows[0]
     _headline(
@@ -142,9 +146,9 @@ def _operator_styles(rows: Sequence[Row], names: Sequence[str]) -> dict[str, dic
         styles[name] = {
             "color": colours[base],
             "marker": _MARKERS[place % len(_MARKERS)],
-            "markersize": 5,
+            **_marker(mine),
             "linewidth": 2.4 if mine else 1.4,
-            "linestyle": (0, (4, 2)) if variant else "-",
+            "linestyle": _DASHES if variant else "-",
             "zorder": 3 if mine else 2,
         }
     return styles
@@ -156,10 +160,15 @@ def _family_style(family: str, place: int) -> dict[str, Any]:
     return {
         "color": colour,
         "marker": _MARKERS[place % len(_MARKERS)],
-        "markersize": 6,
+        **_marker(ours),
         "linewidth": 2.6 if ours else 1.6,
         "zorder": 3 if ours else 2,
     }
+
+
+def _marker(ours: bool) -> dict[str, Any]:
+    """Ours small and filled, the others around them: what lies in the same place can be told apart."""
+    return {"markersize": 4.5} if ours else {"markersize": 7.5, "markerfacecolor": "none"}
 
 
 def _log_axes(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
@@ -175,6 +184,8 @@ def _name_ticks(axes: Axes, names: dict[int, str]) -> None:
     axes.set_xticks(list(names), list(names.values()))
     axes.xaxis.set_minor_locator(NullLocator())
     low, high = axes.get_ylim()
+    if high / low < 1000:  # decades alone would be few ticks
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     if high / low < 12:  # less than a decade might hold no tick
         middle = (low * high) ** 0.5
         axes.set_ylim(middle / 12**0.5, middle * 12**0.5)

@@ -120,7 +120,8 @@ def recover() -> None:
 
 
 def _measure_cpu(calls: Sequence[Call], seconds: float) -> Timing:
-    calls[0]()
+    for _ in range(_WARM_UPS):
+        calls[0]()
     times: list[float] = []
     end = time.perf_counter() + seconds
     for call in itertools.cycle(calls):
@@ -174,6 +175,7 @@ def _measure_cuda(calls: Sequence[Call], seconds: float, flush: bool, baseline_b
 
 def peak_bytes(call: Call, baseline_bytes: int | None = None) -> int:
     """Most memory that PyTorch's allocator held during a call, above the baseline."""
+    gc.collect()  # what earlier calls left in reference cycles would be freed during this one
     torch.cuda.synchronize()
     baseline = torch.cuda.memory_allocated() if baseline_bytes is None else baseline_bytes
     torch.cuda.reset_peak_memory_stats()

@@ -8,6 +8,10 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from cbsa._checks import check_images, check_int
+from cbsa.ops.availability import kernels_serve_compiled
+from cbsa.ops.precision import autocast_dtype
+
+_FEW_CHANNELS = 4
 
 
 class ConvStem(nn.Module):
@@ -70,14 +74,41 @@ class ConvStem(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Embed images (B, in_chans, height, width) as a map of patches (B, dim, h, w)."""
         check_images(images, self.in_chans)
+        by_kernel = self._starts_with_kernel(images)
         if not self.fused:
-            patches: Tensor = self.proj(images)
-            return patches
-        x = images
+            x = self._first_convolution(images) if by_kernel else images
+            for index, layer in enumerate(self.proj):
+                x = layer[1](x) if by_kernel and index == 0 else layer(x)  # type: ignore[index]
+            return x
+        x = self._first_stage(images) if by_kernel else images
         for index, layer in enumerate(self.proj):
-            if index % 2:
-                x = layer(x)
-            else:
-                weight, bias = getattr(self, f"fused_weight{index}"), getattr(self, f"fused_bias{index}")
-                x = F.conv2d(x, weight, bias, stride=2, padding=1)
+            if by_kernel and index < 2:
+                continue
+            x = layer(x) if index % 2 else F.conv2d(x, *self._folded(index), stride=2, padding=1)
         return x
+
+    def _folded(self, index: int) -> tuple[Tensor, Tensor]:
+        """Weight and bias of a convolution with its BatchNorm folded in."""
+        return getattr(self, f"fused_weight{index}"), getattr(self, f"fused_bias{index}")
+
+    def _starts_with_kernel(self, images: Tensor) -> bool:
+        """Whether the first convolution, from few channels, runs on a kernel of our own."""
+        return (
+            self.in_chans <= _FEW_CHANNELS
+            and len(self.proj) > 1
+            and not images.requires_grad
+            and (autocast_dtype(images.device) or images.dtype) in (torch.bfloat16, torch.float16)
+            and kernels_serve_compiled(images)
+        )
+
+    def _first_convolution(self, images: Tensor) -> Tensor:
+        from cbsa.ops.fused_stem import first_convolution
+
+        weight: Tensor = self.proj[0][0].weight  # type: ignore[index,assignment,union-attr]
+        return first_convolution(images, weight, autocast_dtype(images.device) or images.dtype)
+
+    def _first_stage(self, images: Tensor) -> Tensor:
+        """First convolution, BatchNorm folded in, and GELU."""
+        from cbsa.ops.fused_stem import first_convolution_gelu
+
+        return first_convolution_gelu(images, *self._folded(0), autocast_dtype(images.device) or images.dtype)

@@ -6,6 +6,9 @@ from torch.nn import functional as F
 
 from cbsa._checks import check_floating, check_int, check_number, check_positive_number
 from cbsa._tracing import is_exporting
+from cbsa.ops.availability import kernels_serve_compiled
+from cbsa.ops.fused_relu import linear_relu
+from cbsa.ops.precision import autocast_dtype, no_autocast
 
 # Tokens for each channel from which on a product of dictionaries costs less than one of tokens.
 _MANY = 4
@@ -35,11 +38,14 @@ class ISTA(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim, dim))  # D
         self.register_buffer("fused_weight", None, persistent=False)
         self.fused_weight: Tensor | None
+        self.register_buffer("shift", torch.empty(dim), persistent=False)  # −η·λ
+        self.shift: Tensor
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw D as the reference does."""
         nn.init.kaiming_uniform_(self.weight)
+        self.shift.fill_(-self.step_size * self.lambd)
 
     @property
     def fused(self) -> bool:
@@ -70,9 +76,17 @@ class ISTA(nn.Module):
         many = not is_exporting() and x.numel() >= _MANY * self.dim**2
         step = self._step() if self.fused_weight is None and many else self.fused_weight
         if step is not None:
-            return F.relu(F.linear(x, step) - self.step_size * self.lambd)
+            return self._threshold_product(x, step)
         residual = x - F.linear(x, self.weight)
         return F.relu(x + self.step_size * (F.linear(residual, self.weight.T) - self.lambd))
+
+    def _threshold_product(self, x: Tensor, step: Tensor) -> Tensor:
+        """relu(x·step − η·λ), as one product where the library can."""
+        dtype = autocast_dtype(x.device) or x.dtype
+        if dtype in (torch.bfloat16, torch.float16) and kernels_serve_compiled(x):
+            with no_autocast(x.device):
+                return linear_relu(x.to(dtype), step.to(dtype), self.shift.to(dtype))
+        return F.relu(F.linear(x, step) - self.step_size * self.lambd)
 
     def extra_repr(self) -> str:
         """Describe the layer in ``print(model)``."""

@@ -1,11 +1,9 @@
 """LayerNorm in the dtype of its tokens."""
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cbsa._tracing import is_exporting
-from cbsa.ops.availability import kernels_run_on
+from cbsa.ops.availability import kernels_serve_compiled
 from cbsa.ops.precision import accumulation_dtype, no_autocast
 
 
@@ -29,7 +27,7 @@ class LayerNorm(nn.LayerNorm):
 
     def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens x, for a residual around what follows, and x normalised."""
-        if not _in_compiled_code_on_gpu(x):
+        if not kernels_serve_compiled(x):
             return x, self(x)
         from cbsa.ops.fused_norm import layer_norm_beside
 
@@ -37,18 +35,9 @@ class LayerNorm(nn.LayerNorm):
 
     def of_sum(self, x: Tensor, update: Tensor) -> Tensor:
         """Normalise x + update."""
-        if not _in_compiled_code_on_gpu(x):
+        if not kernels_serve_compiled(x):
             normed: Tensor = self(x + update)
             return normed
         from cbsa.ops.fused_norm import add_layer_norm
 
         return add_layer_norm(x, update, self.weight, self.bias, self.eps)
-
-
-def _in_compiled_code_on_gpu(x: Tensor) -> bool:
-    return (
-        torch.compiler.is_compiling()
-        and not is_exporting()
-        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and kernels_run_on(x.device)
-    )

@@ -267,12 +267,16 @@ class Transformer(
         out: Tensor = checkpoint(block, x, grid, use_reentrant=False) if recompute else block(x, grid)
         return out
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Normalised tokens (B, 1 + h·w, dim) after the last block."""
+    def _tokens(self, images: Tensor) -> Tensor:
+        """Tokens (B, 1 + h·w, dim) after the last block."""
         x, grid = self._embed(images)
         for block in self.blocks:
             x = self._run(block, x, grid)
-        out: Tensor = self.norm(x)
+        return x
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Normalised tokens (B, 1 + h·w, dim) after the last block."""
+        out: Tensor = self.norm(self._tokens(images))
         return out
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -285,7 +289,10 @@ class Transformer(
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, num_classes) of images (B, C, height, width)."""
-        return self.forward_head(self.forward_features(images))
+        x = self._tokens(images)
+        if self.global_pool == "token":
+            x = x[:, :1]  # the classifier sees nothing else
+        return self.forward_head(self.norm(x))
 
     def forward_intermediates(
         self,

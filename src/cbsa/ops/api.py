@@ -41,9 +41,9 @@ _IMPLEMENTATIONS: dict[str, _Implementation] = {
 }
 IMPLEMENTATIONS = ("auto", *_IMPLEMENTATIONS)
 
-# Bytes of A (B×H×m×N) up to which impl="auto" takes plain PyTorch: in 32 and 64 bits on the CPU, where the
-# fused form becomes the faster one; elsewhere plain PyTorch was faster at all sizes measured (48 MiB at most,
-# benchmarks/contract_broadcast.py), and the limit is there for memory.
+# Bytes of A (B×H×m×N) up to which impl="auto" takes plain PyTorch, where it does not take the kernels: in 32
+# and 64 bits on the CPU, where the fused form becomes the faster one; elsewhere plain PyTorch trained faster
+# than that at all sizes measured (48 MiB at most; README.md has the table): the limit is there for memory.
 _REFERENCE_BYTES_CPU, _REFERENCE_BYTES_CPU_HALF, _REFERENCE_BYTES_GPU = 16 << 20, 256 << 20, 1 << 30
 
 

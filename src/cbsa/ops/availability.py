@@ -4,6 +4,9 @@ import os
 from functools import lru_cache
 
 import torch
+from torch import Tensor
+
+from cbsa._tracing import is_exporting
 
 # The environment can forbid them, except where they are asked for by name.
 _KERNELS_ALLOWED = os.environ.get("CBSA_KERNELS", "1") != "0"
@@ -24,3 +27,13 @@ def _kernels_run_on(device: torch.device) -> bool:
     except ImportError:
         return False
     return torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def kernels_serve_compiled(x: Tensor) -> bool:
+    """Whether kernels take the place of what a compiler would do with x: while compiling for a GPU."""
+    return (
+        torch.compiler.is_compiling()
+        and not is_exporting()
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and kernels_run_on(x.device)
+    )

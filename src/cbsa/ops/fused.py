@@ -5,10 +5,12 @@ Nothing of size N×m is stored and nothing is added atomically: the same bits on
 inputs is saved for the backward; where tokens are split over programs, D = Aw and the log-sum-exp of A.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops.custom import empty_gradients, launched_on, no_second_derivative, token_major
 from cbsa.ops.kernels import launch
@@ -150,6 +152,24 @@ def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None,
 
 _forward.register_autograd(_autograd_backward, setup_context=_setup_context)
 _backward.register_autograd(no_second_derivative)
+
+
+def count_flops(w: Sequence[int], m: int, softmax: bool) -> int:
+    """Operations of the forward, as PyTorch counts them in the reference; the backward has twice as many."""
+    batch, heads, n, d = w
+    return 2 * batch * heads * (3 * n * m * d + (2 * m * m * d if softmax else 0))
+
+
+@register_flop_formula(torch.ops.cbsa.contract_broadcast_triton)
+def _forward_flops(w: Any, reps: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    *_, softmax, _ = args
+    return count_flops(w, reps[2], softmax)
+
+
+@register_flop_formula(torch.ops.cbsa.contract_broadcast_triton_backward)
+def _backward_flops(grad: Any, w: Any, reps: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    *_, softmax, _ = args
+    return 2 * count_flops(w, reps[2], softmax)
 
 
 def empty_results(w: Tensor, reps: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops import fused
 from cbsa.ops.custom import empty_gradients, launched_on, no_second_derivative
@@ -144,6 +145,18 @@ def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None,
 
 _forward.register_autograd(_autograd_backward, setup_context=_setup_context)
 _backward.register_autograd(no_second_derivative)
+
+
+@register_flop_formula(torch.ops.cbsa.pooled_contract_broadcast_triton)
+def _forward_flops(w: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    *_, size, _, _, softmax, _ = args
+    return fused.count_flops(w, _count(size), softmax)
+
+
+@register_flop_formula(torch.ops.cbsa.pooled_contract_broadcast_triton_backward)
+def _backward_flops(grad: Any, w: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    *_, size, _, _, softmax = args
+    return 2 * fused.count_flops(w, _count(size), softmax)
 
 
 def _empty_reps(w: Tensor, size: Sequence[int]) -> Tensor:
