@@ -35,15 +35,20 @@ MANY = [
     (1, 1, 100, 100, 24),  # two blocks of representatives, the second one short
     (1, 1, 40, 130, 32),  # more representatives than tokens
 ]
-REGIMES = ["whole", "split"]
+# One program a head in one launch or in two passes, tokens split over programs, and many such splits.
+REGIMES = ["whole", "passes", "split", "splits"]
 run = partial(contract_broadcast, impl="triton")
 
 
 @pytest.fixture
 def regime(request, monkeypatch):
-    """Force one program a head, or tokens split over programs; many representatives are always split."""
-    whole = request.param == "whole"
+    """Force a way to launch the kernels; many representatives are always split."""
+    whole = request.param in ("whole", "passes")
     monkeypatch.setattr(launch, "is_whole", lambda w, m: whole and not launch.in_blocks(m))
+    if request.param == "passes":
+        monkeypatch.setattr(launch, "_FEW_TOKENS", 0)
+    if request.param == "splits":
+        monkeypatch.setattr(launch, "_FEW_SPLITS", 0)
     return request.param
 
 
@@ -57,12 +62,14 @@ def make_inputs(batch, heads, n, m, d, device=KERNEL_DEVICES[0], dtype=torch.flo
 PROBLEMS = [
     pytest.param(regime, shape, contraction, masked, id=f"{regime}-{shape}-{contraction}-{padding}")
     for regime in REGIMES
-    for shape in (FEW if regime == "whole" else FEW + MANY)  # many representatives are always split
+    # many representatives are always split, and never put together on the way
+    for shape in (FEW + MANY if regime == "split" else FEW)
     for contraction, masked, padding in [
         ("softmax", False, "whole"),
         ("softmax", True, "padded"),
         ("none", True, "padded"),
     ]
+    if regime in ("whole", "split") or contraction == "softmax"
 ]
 
 

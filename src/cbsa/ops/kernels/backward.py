@@ -123,12 +123,15 @@ def contract_gradient(
 def contract_backward(
     q, delta, c, lse_c, u, step_rep, step_out,
     grad_r, grad_delta, kappa_c, row_dot, part_step_rep, part_step_out,
-    H, M, scale, scale2,
+    H, M, splits, scale, scale2,
     q_b, q_h, q_m,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, REP_BLOCKS: tl.constexpr,
     SOFTMAX: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """dR and what follows from it for a block of representatives. Grid (B·H, blocks)."""
+    """dR and what follows from it for a block of representatives. Grid (B·H, blocks).
+
+    U comes in ``splits`` parts, which are added up; with several blocks it is one.
+    """
     follow(PDL)
     bh, block = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
@@ -140,6 +143,9 @@ def contract_backward(
     first = block * BM
     i = first + tl.arange(0, BM)
     gathered = load_rows(u, first, D, i < M, BM, D, BD)  # U, (BM, BD)
+    for split in tl.range(1, splits, loop_unroll_factor=4):
+        part = u + tl.cast(split, tl.int64) * tl.num_programs(0) * M * D
+        gathered += load_rows(part, first, D, i < M, BM, D, BD)
     if REP_BLOCKS == 1:
         extracted = load_extracted(q, delta, eta, 0, q_m, M, BM, D, BD)
         if SOFTMAX:

@@ -87,15 +87,38 @@ def load_extracted(q, delta, eta, first, q_m, M, BM: tl.constexpr, D: tl.constex
 
 
 @triton.jit
+def merge_block(
+    part_max, part_sum, part_acc, row, rows, splits, M,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
+    """What :func:`merge` does, for all M ≤ BM representatives of a head and at most BS splits: D and lse."""
+    r, s = tl.arange(0, BM), tl.arange(0, BS)
+    inside = (s < splits)[:, None] & (r < M)[None, :]
+    place = row + s.to(tl.int64)[:, None] * rows + r[None, :]
+    tops = tl.load(part_max + place, mask=inside, other=float("-inf"))  # (BS, BM)
+    top = tl.max(tops, 0)
+    safe = tl.where(top == float("-inf"), 0.0, top)  # nothing but padding
+    total = tl.sum(tl.exp2(tops - safe[None, :]) * tl.load(part_sum + place, mask=inside, other=0.0), 0)
+    acc = tl.zeros((BM, BD), tl.float32)
+    for split in tl.range(0, splits, loop_unroll_factor=4):
+        here = row + tl.cast(split, tl.int64) * rows
+        factor = tl.exp2(tl.load(part_max + here + r, mask=r < M, other=float("-inf")) - safe)
+        acc += factor[:, None] * load_rows(part_acc + here * D, 0, D, r < M, BM, D, BD)
+    total, norm = log_sum(top, total)
+    return acc / total[:, None], norm
+
+
+@triton.jit
 def contract(
-    q, delta, step_rep, step_out, c, lse_c, kappa_c,
-    H, M, scale2,
+    q, delta, lse, part_max, part_sum, part_acc, step_rep, step_out, c, lse_c, kappa_c,
+    H, M, splits, scale2,
     q_b, q_h, q_m,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, REP_BLOCKS: tl.constexpr,
-    SOFTMAX: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    SOFTMAX: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """κ·C, C = softmax(s·RRᵀ)R or R itself; with several blocks also C and the log-sum-exp of the softmax.
 
+    With BS > 0, D and the log-sum-exp of A are put together from at most BS splits first.
     Grid (B·H, blocks of representatives).
     """
     follow(PDL)
@@ -107,7 +130,15 @@ def contract(
     delta += row * D
     eta = tl.load(step_rep + h).to(tl.float32)
     r = block * BM + tl.arange(0, BM)
-    contracted = load_extracted(q, delta, eta, block * BM, q_m, M, BM, D, BD)  # R, (BM, BD)
+    if BS > 0:
+        gathered, norm = merge_block(
+            part_max, part_sum, part_acc, row, tl.num_programs(0).to(tl.int64) * M, splits, M, D, BD, BM, BS
+        )
+        store_rows(delta, 0, D, gathered, r < M, BM, D, BD)
+        tl.store(lse + row + r, norm, mask=r < M)
+        contracted = load_rows(q, 0, q_m, r < M, BM, D, BD).to(tl.float32) + eta * gathered
+    else:
+        contracted = load_extracted(q, delta, eta, block * BM, q_m, M, BM, D, BD)  # R, (BM, BD)
     if SOFTMAX and REP_BLOCKS == 1:
         contracted, _ = contract_block(contracted, M, scale2, dtype, BM, PRECISION)
     elif SOFTMAX:

@@ -21,6 +21,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 _INTERPRETER_PROCESSORS = 4  # stands for a GPU's multiprocessors there
 _BLOCK_REPS = 64
 _FEW_TOKENS = 256  # so many tokens are one program's work, however few the heads
+_FEW_SPLITS = 16  # so many are put together by the kernel that needs the result
 _MERGED = 8192  # numbers, of all splits, that a program puts together in one step
 _SINGLE = "tf32x3"  # products of float32 tokens: on tensor cores, nearly exact
 _WIDE = torch.float32
@@ -46,6 +47,7 @@ class Launch(NamedTuple):
 TUNED: dict[str, tuple[Launch, ...]] = {
     "forward_whole": (Launch(64, 4, 4, 4, 128),),
     "backward_whole": (Launch(64, 4, 3, 2),),
+    "gather_whole": (Launch(64, 4, 3, 3, 168),),
     "extract": (Launch(64, 4, 4, 4), Launch(64, 4, 4, 3), Launch(128, 4, 4, 2)),
     "broadcast": (Launch(64, 4, 4, 4),),
     "gather": (Launch(64, 4, 3, 2),),
@@ -108,6 +110,10 @@ class _Problem:
         chunk = triton.cdiv(triton.cdiv(self.n, launch.block), splits) * launch.block
         return self.options(launch), chunk, triton.cdiv(self.n, chunk)
 
+    def are_few(self, splits: int) -> bool:
+        """Whether the kernel that needs the sums of the splits adds them up itself."""
+        return self.blocks == 1 and splits <= _FEW_SPLITS
+
     def parts(self, splits: int, *last: int) -> Tensor:
         """Memory for what each split leaves for every representative, (splits, B, H, m, …) in float32."""
         return self.w.new_empty((splits, self.batch, self.heads, self.m, *last), dtype=_WIDE)
@@ -142,16 +148,19 @@ def run_forward(
         w, reps, mask, part_max, part_sum, part_acc,
         call.heads, call.n, call.m, chunk, call.scale2, *inputs, **options, **call.early,
     )  # fmt: skip
-    at_once, num_rows = _splits_at_once(splits), call.programs * call.m
-    merged = max(1, _MERGED // at_once // call.rows["BD"])
-    forward.merge[(triton.cdiv(num_rows, merged),)](
-        delta, lse, part_max, part_sum, part_acc, num_rows, splits,
-        D=call.rows["D"], BD=call.rows["BD"], BR=merged, BS=at_once, **call.ahead,
-    )  # fmt: skip
+    few = call.are_few(splits)
+    if not few:
+        at_once, num_rows = _splits_at_once(splits), call.programs * call.m
+        merged = max(1, _MERGED // at_once // call.rows["BD"])
+        forward.merge[(triton.cdiv(num_rows, merged),)](
+            delta, lse, part_max, part_sum, part_acc, num_rows, splits,
+            D=call.rows["D"], BD=call.rows["BD"], BR=merged, BS=at_once, **call.ahead,
+        )  # fmt: skip
     kappa_c = reps.new_empty(reps.shape)
     forward.contract[(call.programs, call.blocks)](
-        reps, delta, step_rep, step_out, c, lse_c, kappa_c, call.heads, call.m, call.scale2,
-        *reps.stride()[:3], **call.rows, **call.contraction, **call.ahead,
+        reps, delta, lse, part_max, part_sum, part_acc, step_rep, step_out, c, lse_c, kappa_c,
+        call.heads, call.m, splits, call.scale2, *reps.stride()[:3],
+        **call.rows, **call.contraction, BS=_FEW_SPLITS if few else 0, **call.ahead,
     )  # fmt: skip
     options, chunk, splits = call.split("broadcast", call.programs)
     forward.broadcast[(call.programs, splits)](
@@ -197,14 +206,28 @@ def _whole_backward(
     steps: tuple[Tensor, ...],
 ) -> None:
     w, reps = call.w, call.reps
-    options = call.options(call.launches("backward_whole")[0])
-    whole.backward_whole[(call.programs,)](
-        w, reps, grad, call.mask, step_rep, step_out, grad_w, w if grad_reps is None else grad_reps, *steps,
-        call.heads, call.n, call.m, call.scale, call.scale2,
-        *w.stride()[:3], *reps.stride()[:3], *grad.stride()[:3], *grad_w.stride()[:3],
-        **options, SOFTMAX=call.contraction["SOFTMAX"], WITH_Q=grad_reps is not None,
-        PEEL=call.n > _FEW_TOKENS, **call.early,
+    strides = (*w.stride()[:3], *reps.stride()[:3], *grad.stride()[:3])
+    softmax = call.contraction["SOFTMAX"]
+    if call.n <= _FEW_TOKENS:
+        options = call.options(call.launches("backward_whole")[0])
+        whole.backward_whole[(call.programs,)](
+            w, reps, grad, call.mask, step_rep, step_out,
+            grad_w, w if grad_reps is None else grad_reps, *steps,
+            call.heads, call.n, call.m, call.scale, call.scale2, *strides, *grad_w.stride()[:3],
+            **options, SOFTMAX=softmax, WITH_Q=grad_reps is not None, **call.early,
+        )  # fmt: skip
+        return
+    # The two passes as two kernels: the first takes fewer registers, the second can be split.
+    lse, row_dot = call.parts(2).unbind()
+    grad_r = call.parts(1, w.shape[-1])[0]
+    grad_delta, kappa_c = (reps.new_empty(reps.shape) for _ in range(2))
+    options = call.options(call.launches("gather_whole")[0])
+    whole.gather_whole[(call.programs,)](
+        w, reps, grad, call.mask, step_rep, step_out, lse, grad_r, grad_delta, kappa_c, row_dot, *steps,
+        call.heads, call.n, call.m, call.scale, call.scale2, *strides,
+        **options, SOFTMAX=softmax, PDL=False,
     )  # fmt: skip
+    _spread(call, grad, lse, kappa_c, grad_delta, row_dot, grad_r, grad_w, grad_reps, {"PDL": False})
 
 
 def _split_backward(
@@ -225,21 +248,41 @@ def _split_backward(
     backward.gather[(call.programs, call.blocks, splits)](
         w, reps, grad, mask, lse, u, *sizes, chunk, call.scale2, *inputs, **options, **call.early
     )
-    u = _add_splits(u, None, torch.empty_like(delta)) if splits > 1 else u[0]
-    grad_r, row_dot = torch.empty_like(u), torch.empty_like(lse)
+    if not call.are_few(splits):
+        u, splits = _add_splits(u, None, torch.empty_like(delta)), 1
+    grad_r, row_dot = torch.empty_like(delta), torch.empty_like(lse)
     grad_delta, kappa_c = (reps.new_empty(reps.shape) for _ in range(2))
     backward.contract_backward[(call.programs, call.blocks)](
         reps, delta, c, lse_c, u, step_rep, step_out, grad_r, grad_delta, kappa_c, row_dot, *steps,
-        call.heads, call.m, call.scale, call.scale2, *reps.stride()[:3],
+        call.heads, call.m, splits, call.scale, call.scale2, *reps.stride()[:3],
         **call.rows, **call.contraction, **call.ahead,
     )  # fmt: skip
+    _spread(call, grad, lse, kappa_c, grad_delta, row_dot, grad_r, grad_w, grad_reps, call.ahead)
+
+
+def _spread(
+    call: _Problem,
+    grad: Tensor,
+    lse: Tensor,
+    kappa_c: Tensor,
+    grad_delta: Tensor,
+    row_dot: Tensor,
+    grad_r: Tensor,
+    grad_w: Tensor,
+    grad_reps: Tensor | None,
+    ahead: dict[str, bool],
+) -> None:
+    """The second pass of the backward: dw, and dQ if wanted; launched ``ahead`` or not."""
+    w, reps, mask, d = call.w, call.reps, call.mask, call.w.shape[-1]
+    sizes = (call.heads, call.n, call.m)
+    inputs = (*w.stride()[:3], *reps.stride()[:3], *grad.stride()[:3])
     options, chunk, splits = call.split("spread", call.programs)
     together = grad_reps is not None and call.blocks == 1
     parts = call.parts(splits if together else 0, d)
     backward.spread[(call.programs, splits)](
         w, reps, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_w, parts,
         *sizes, chunk, call.scale, call.scale2, *inputs, *grad_w.stride()[:3],
-        **options, REP_BLOCKS=call.blocks, WITH_Q=together, **call.ahead,
+        **options, REP_BLOCKS=call.blocks, WITH_Q=together, **ahead,
     )  # fmt: skip
     if grad_reps is None:
         return

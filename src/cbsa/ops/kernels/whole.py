@@ -51,15 +51,16 @@ def forward_whole(
 @triton.jit
 def gather_both_block(
     state, queries, w, grad, mask, b, start, N, scale2, w_n, g_n,
-    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
+    EDGE: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add a block of tokens to (row maxima, row sums, unnormalised A w, unnormalised A G)."""
     top, total, delta, gathered = state
-    valid = real_tokens(mask, b, start, N, BN, True, HAS_MASK)
+    valid = real_tokens(mask, b, start, N, BN, EDGE, HAS_MASK)
     tokens = load_rows(w, start, w_n, valid, BN, D, BD)
     gradients = load_rows(grad, start, g_n, valid, BN, D, BD)
     raw = tl.dot(queries, tl.trans(tokens), input_precision=PRECISION)
-    weights, top, total, shrink = softmax_block(top, total, raw, scale2, valid, True, HAS_MASK)
+    weights, top, total, shrink = softmax_block(top, total, raw, scale2, valid, EDGE or HAS_MASK, HAS_MASK)
     weights = weights.to(tokens.dtype)
     delta = tl.dot(weights, tokens, delta * shrink[:, None], input_precision=PRECISION)
     gathered = tl.dot(weights, gradients, gathered * shrink[:, None], input_precision=PRECISION)
@@ -67,33 +68,33 @@ def gather_both_block(
 
 
 @triton.jit
-def backward_whole(
-    w, q, grad, mask, step_rep, step_out,
-    grad_w, grad_q, part_step_rep, part_step_out,
-    H, N, M, scale, scale2,
-    w_b, w_h, w_n, q_b, q_h, q_m, g_b, g_h, g_n, o_b, o_h, o_n,
+def gather_and_contract(
+    queries, w, grad, mask, eta, kappa, b, N, M, scale, scale2, w_n, g_n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    HAS_MASK: tl.constexpr, SOFTMAX: tl.constexpr, WITH_Q: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr, PEEL: tl.constexpr,
+    HAS_MASK: tl.constexpr, SOFTMAX: tl.constexpr, PEEL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one head, from the inputs alone. Grid (B·H,)."""
-    announce(PDL)
-    bh = tl.program_id(0)
-    b, h = bh // H, bh % H
-    w, grad = head_of(w, b, h, w_b, w_h), head_of(grad, b, h, g_b, g_h)
-    eta, kappa = tl.load(step_rep + h).to(tl.float32), tl.load(step_out + h).to(tl.float32)
+    """The first pass of the backward over a whole head, and what the representatives make of it.
+
+    Returns the log₂-sum-exp of A (infinity beyond M), C, dR, and of each representative dR·D and U·C. Without
+    PEEL all blocks are treated as the last one, which takes fewer registers.
+    """
     r = tl.arange(0, BM)
-    queries = load_rows(head_of(q, b, h, q_b, q_h), 0, q_m, r < M, BM, D, BD)
     state = (
         tl.full((BM,), float("-inf"), tl.float32),
         tl.zeros((BM,), tl.float32),
         tl.zeros((BM, BD), tl.float32),
         tl.zeros((BM, BD), tl.float32),
     )
-    for start in range(0, N, BN):
+    full = (N if PEEL else N + BN - 1) // BN * BN
+    for start in range(0, full, BN):
         state = gather_both_block(
             state, queries, w, grad, mask, b, start, N, scale2, w_n, g_n,
-            D, BD, BN, HAS_MASK, PRECISION,
+            D, BD, BN, not PEEL, HAS_MASK, PRECISION,
+        )  # fmt: skip
+    if full < N:
+        state = gather_both_block(
+            state, queries, w, grad, mask, b, full, N, scale2, w_n, g_n,
+            D, BD, BN, True, HAS_MASK, PRECISION,
         )  # fmt: skip
     top, total, delta, gathered = state  # D and U, not yet normalised
     total, norm = log_sum(top, total)
@@ -108,15 +109,68 @@ def backward_whole(
         grad_rows = tl.where((r < M)[:, None], kappa * grad_rows, 0.0)
     else:
         grad_rows = kappa * gathered
-    along = tl.sum(gathered * contracted, 1)
-    grad_steps = tl.sum(grad_rows * delta, 1)
+    return norm, contracted, grad_rows, tl.sum(grad_rows * delta, 1), tl.sum(gathered * contracted, 1)
+
+
+@triton.jit
+def backward_whole(
+    w, q, grad, mask, step_rep, step_out,
+    grad_w, grad_q, part_step_rep, part_step_out,
+    H, N, M, scale, scale2,
+    w_b, w_h, w_n, q_b, q_h, q_m, g_b, g_h, g_n, o_b, o_h, o_n,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_MASK: tl.constexpr, SOFTMAX: tl.constexpr, WITH_Q: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """All gradients of one head, from the inputs alone. Grid (B·H,)."""
+    announce(PDL)
+    bh = tl.program_id(0)
+    b, h = bh // H, bh % H
+    w, grad = head_of(w, b, h, w_b, w_h), head_of(grad, b, h, g_b, g_h)
+    eta, kappa = tl.load(step_rep + h).to(tl.float32), tl.load(step_out + h).to(tl.float32)
+    r = tl.arange(0, BM)
+    queries = load_rows(head_of(q, b, h, q_b, q_h), 0, q_m, r < M, BM, D, BD)
+    norm, contracted, grad_rows, grad_steps, along = gather_and_contract(
+        queries, w, grad, mask, eta, kappa, b, N, M, scale, scale2, w_n, g_n,
+        D, BD, BM, BN, HAS_MASK, SOFTMAX, False, PRECISION,
+    )  # fmt: skip
     tl.store(part_step_rep + bh, tl.sum(grad_steps, 0))
     tl.store(part_step_out + bh, tl.sum(along, 0))
     total = spread_backwards(
         grad_rows / scale, queries, norm, (kappa * contracted).to(queries.dtype),
         (eta * grad_rows).to(queries.dtype), kappa * along + eta * grad_steps,
         w, grad, head_of(grad_w, b, h, o_b, o_h), mask, b, 0, N, N, scale, scale2, w_n, g_n, o_n,
-        D, BD, BN, HAS_MASK, WITH_Q, PEEL, PRECISION,
+        D, BD, BN, HAS_MASK, WITH_Q, False, PRECISION,
     )  # fmt: skip
     if WITH_Q:
         store_rows(grad_q + bh.to(tl.int64) * M * D, 0, D, total * scale, r < M, BM, D, BD)
+
+
+@triton.jit
+def gather_whole(
+    w, q, grad, mask, step_rep, step_out,
+    lse, grad_r, grad_delta, kappa_c, row_dot, part_step_rep, part_step_out,
+    H, N, M, scale, scale2,
+    w_b, w_h, w_n, q_b, q_h, q_m, g_b, g_h, g_n,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_MASK: tl.constexpr, SOFTMAX: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The first pass of the backward alone: what ``backward.spread`` needs. Grid (B·H,)."""
+    announce(PDL)
+    bh = tl.program_id(0)
+    b, h = bh // H, bh % H
+    eta, kappa = tl.load(step_rep + h).to(tl.float32), tl.load(step_out + h).to(tl.float32)
+    r = tl.arange(0, BM)
+    queries = load_rows(head_of(q, b, h, q_b, q_h), 0, q_m, r < M, BM, D, BD)
+    norm, contracted, grad_rows, grad_steps, along = gather_and_contract(
+        queries, head_of(w, b, h, w_b, w_h), head_of(grad, b, h, g_b, g_h), mask, eta, kappa, b, N, M,
+        scale, scale2, w_n, g_n, D, BD, BM, BN, HAS_MASK, SOFTMAX, True, PRECISION,
+    )  # fmt: skip
+    tl.store(part_step_rep + bh, tl.sum(grad_steps, 0))
+    tl.store(part_step_out + bh, tl.sum(along, 0))
+    row = bh.to(tl.int64) * M
+    tl.store(lse + row + r, norm, mask=r < M)
+    tl.store(row_dot + row + r, kappa * along + eta * grad_steps, mask=r < M)
+    store_rows(grad_r + row * D, 0, D, grad_rows, r < M, BM, D, BD)
+    store_rows(grad_delta + row * D, 0, D, eta * grad_rows, r < M, BM, D, BD)
+    store_rows(kappa_c + row * D, 0, D, kappa * contracted, r < M, BM, D, BD)
