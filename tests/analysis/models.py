@@ -7,9 +7,8 @@ from cbsa.models import Transformer
 
 def small_model(attention="cbsa", *, depth=3, **kwargs):
     defaults = {"img_size": (20, 12), "patch_size": 4, "in_chans": 2, "num_classes": 5, "embed_dim": 24}
-    model = Transformer(
-        **defaults, depth=depth, num_heads=3, attention=attention, **{"representatives": (2, 2), **kwargs}
-    )
+    defaults |= {"depth": depth, "num_heads": 3, "attention": attention, "representatives": (2, 2)}
+    model = Transformer(**defaults | kwargs)
     return model.double().eval()
 
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from cbsa._checks import check_int
-from cbsa.analysis.probing import head_tokens, probing
+from cbsa.analysis.batches import Images, image_batches
+from cbsa.analysis.extraction import block_indices, extraction_of, one_grid
+from cbsa.analysis.probing import head_tokens, probing, to_blocks
 from cbsa.layers import CBSA, MHSA, MSSA, TSSA, Attention, LinearAttention, LinearCBSA
 from cbsa.layers.linear_attention import _KERNELS
 from cbsa.models import Transformer
@@ -30,7 +32,7 @@ class AttentionMaps:
 
 def attention_maps(
     model: Transformer,
-    images: Tensor,
+    images: Images,
     layers: Sequence[int] | None = None,
     query: int = 0,
     *,
@@ -46,7 +48,8 @@ def attention_maps(
 
     Args:
         model: any :class:`cbsa.models.Transformer`; its mode and hooks are left as they were.
-        images: (B, C, height, width), of any size; they are moved to the model's device.
+        images: (B, C, height, width), of any size, or an iterable of such batches, all of one size; they are
+            moved to the model's device.
         layers: which blocks, counted from 0, or from the end if negative; all by default.
         query: index of the query token; 0 is CLS, the patches follow row by row.
         normalize: scale each map to sum 1 over the patches; otherwise the row as it is, whose sum is that of
@@ -56,7 +59,8 @@ def attention_maps(
         Maps on the model's device, in float32 (float64 for a float64 model).
     """
     check_int("query", query, at_least=0)
-    rows: dict[int, tuple[Tensor, tuple[int, int]]] = {}
+    rows: dict[int, list[Tensor]] = {}  # of each layer, by batch: (B, H, N)
+    grids: set[tuple[int, int]] = set()
 
     def look(index: int, row: Row, attention: Attention, args: tuple[Any, ...]) -> None:
         x, grid = args
@@ -64,30 +68,25 @@ def attention_maps(
             raise ValueError(f"query must be below the number of tokens, {x.shape[1]}, got {query}")
         streams = [s.to(accumulation_dtype(s.dtype)) for s in head_tokens(attention, x)]
         with no_autocast(x.device):
-            rows[index] = row(attention, streams, grid, query), grid
+            rows.setdefault(index, []).append(row(attention, streams, grid, query))
+        grids.add(grid)
 
     with probing(model) as stack:
-        wanted = _indices(layers, len(model.blocks))
-        for index in wanted:
+        wanted = block_indices(layers, len(model.blocks))
+        for index in dict.fromkeys(wanted):
             attention: Any = model.blocks[index].attn
             hook = partial(look, index, _row_of(attention, index))
             stack.enter_context(attention.register_forward_pre_hook(hook))
-        model.forward_features(images.to(model.pos_embed.device))
+        for batch in image_batches(images):
+            to_blocks(model, batch)
+            one_grid(grids)
 
-    grid = rows[wanted[0]][1]
-    maps = torch.stack([rows[index][0][..., -grid[0] * grid[1] :] for index in wanted])
+    grid = one_grid(grids)
+    maps = torch.stack([torch.cat(rows[index])[..., -grid[0] * grid[1] :] for index in wanted])
     if normalize:
         total = maps.sum(-1, keepdim=True)
         maps = maps / total.where(total > 0, 1)
     return AttentionMaps(maps.view(*maps.shape[:-1], *grid), wanted, grid, query)
-
-
-def _indices(layers: Sequence[int] | None, depth: int) -> tuple[int, ...]:
-    if layers is None:
-        return tuple(range(depth))
-    if not layers or not all(-depth <= layer < depth for layer in layers):
-        raise ValueError(f"layers must be some of the {depth} blocks, {-depth} to {depth - 1}, got {layers}")
-    return tuple(layer % depth for layer in layers)
 
 
 def _row_of(attention: Attention, index: int) -> Row:
@@ -109,9 +108,7 @@ def _row_of(attention: Attention, index: int) -> Row:
 
 def _extraction_row(layer: CBSA, streams: Sequence[Tensor], grid: tuple[int, ...], query: int) -> Tensor:
     """Σ_r A[r, query]·A[r, :] with A (m×N) the softmax over tokens of eq. cross-attn, (B, H, N)."""
-    (w,) = streams
-    reps = layer.initial_representatives(w, grid, None)  # (B, H, m, p)
-    a = (layer.head_dim**-0.5 * reps.to(w.dtype) @ w.mT).softmax(-1)  # (B, H, m, N)
+    _, _, a = extraction_of(layer, streams[0], grid)  # (B, H, m, N)
     row: Tensor = a[..., query].unsqueeze(-2) @ a  # (B, H, 1, N)
     return row.squeeze(-2)
 

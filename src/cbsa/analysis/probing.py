@@ -34,6 +34,11 @@ def probing(model: Transformer) -> Iterator[contextlib.ExitStack]:
             module.training = training  # train() would undo a model's inference form
 
 
+def to_blocks(model: Transformer, images: Tensor) -> None:
+    """Run images (B, C, height, width) through the blocks, on the model's device; hooks see the rest."""
+    model.forward_features(images.to(model.pos_embed.device))
+
+
 def head_tokens(attention: Attention, x: Tensor) -> tuple[Tensor, ...]:
     """Normed tokens x (B, N, dim) within each head, (B, H, N, p): one tensor, or query, key and value."""
     heads: Tensor = attention.proj(x).unflatten(

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from cbsa._checks import check_positive_number
-from cbsa.analysis.probing import head_tokens, probing
+from cbsa.analysis.batches import Images, image_batches
+from cbsa.analysis.probing import head_tokens, probing, to_blocks
 from cbsa.layers import ISTA
 from cbsa.models import Block, Transformer
 from cbsa.objective import coding_rate
+from cbsa.ops.precision import solve_dtype
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class CodingRates:
         ]
 
 
-def coding_rates(model: Transformer, images: Tensor, eps: float = 0.1) -> CodingRates:
+def coding_rates(model: Transformer, images: Images, eps: float = 0.1) -> CodingRates:
     """Measure ½ logdet(I + p/(N ε²)·WᵀW) with W = U_kᵀ LN(Z) at three points of every block (eq. cr, MCR2).
 
     This is the paper's figure of the compression term, CLS included as in the authors' code. Attention with
@@ -57,15 +59,19 @@ def coding_rates(model: Transformer, images: Tensor, eps: float = 0.1) -> Coding
 
     Args:
         model: any :class:`cbsa.models.Transformer`; its mode and hooks are left as they were.
-        images: (B, C, height, width), of any size; they are moved to the model's device.
+        images: (B, C, height, width), of any size, or an iterable of such batches, as a data loader yields
+            them; they are moved to the model's device.
         eps: quantisation precision ε.
 
     Returns:
-        Means over the images, on the model's device.
+        Means over all images, whatever the batches, on the model's device.
     """
     check_positive_number("eps", eps)
     taken: dict[str, list[Tensor]] = {"input": [], "attention": [], "feed_forward": []}  # each (2, H)
     zeros: list[Tensor] = []
+    sums: dict[str, Tensor] = {}  # over images, (2, layers, H); of the sparsity, (layers,)
+    count = 0
+    dtype = torch.float32
 
     def measure(name: str, block: Block, x: Tensor) -> None:
         w = head_tokens(block.attn, block.norm1(x))[-1]  # (B, H, N, p)
@@ -79,7 +85,7 @@ def coding_rates(model: Transformer, images: Tensor, eps: float = 0.1) -> Coding
 
     def after(block: Block, args: tuple[Tensor, ...], out: Tensor) -> None:
         measure("feed_forward", block, out)
-        share = (out == 0).float().mean()
+        share = (out == 0).sum().to(solve_dtype(out.device)) / out.numel()
         zeros.append(share if isinstance(block.ff, ISTA) else torch.full_like(share, torch.nan))
 
     with probing(model) as stack:
@@ -88,12 +94,21 @@ def coding_rates(model: Transformer, images: Tensor, eps: float = 0.1) -> Coding
             stack.enter_context(block.register_forward_pre_hook(before))
             stack.enter_context(block.norm2.register_forward_pre_hook(partial(between, block)))
             stack.enter_context(block.register_forward_hook(after))
-        model.forward_features(images.to(model.pos_embed.device))
+        for batch in image_batches(images):
+            to_blocks(model, batch)
+            dtype, wide = taken["input"][0].dtype, solve_dtype(zeros[0].device)
+            means = {name: torch.stack(values, dim=1) for name, values in taken.items()}
+            for name, mean in (means | {"sparsity": torch.stack(zeros)}).items():
+                sums[name] = sums.get(name, 0) + mean.to(wide) * len(batch)
+            count += len(batch)
+            for values in (*taken.values(), zeros):
+                values.clear()
 
-    rates = {name: torch.stack(values, dim=1) for name, values in taken.items()}  # (2, layers, H)
+    rates = {name: (total / count).to(dtype) for name, total in sums.items()}
+    sparsity = rates.pop("sparsity")
     return CodingRates(
         **{name: plain for name, (plain, _) in rates.items()},
         **{f"normalized_{name}": normalized for name, (_, normalized) in rates.items()},
-        sparsity=torch.stack(zeros),
+        sparsity=sparsity,
         eps=eps,
     )
