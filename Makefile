@@ -29,7 +29,7 @@ demo: $(VENV)/.installed ## train a small CBT on embedded digits on the CPU, and
 	$(BIN)/cbsa demo --out outputs/demo
 
 test: lint types ## lint, types and all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-gpu: $(VENV)/.installed-dev ## the tests that run on a GPU, on a machine that has one
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \

@@ -19,6 +19,9 @@ settings.register_profile(
 )
 settings.load_profile("cbsa")
 
+# Files that take longest: training, and kernels in the interpreter.
+_LONGEST = ("tests/train/", "tests/ops/test_fused.py", "tests/ops/test_triton", "tests/ops/test_long")
+
 # The tensors are small: more threads only wait for each other.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
@@ -34,7 +37,7 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
         elif hasattr(item, "callspec") and item.callspec.params.get("device") == "cuda":
             item.add_marker("gpu")
-    items.sort(key=lambda item: "tests/train/" not in item.nodeid)
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))
 
 
 @pytest.fixture(autouse=True)
