@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from cbsa._checks import check_choice, check_grid, check_positive_number, check_sizes
 from cbsa.layers.attention import Attention
-from cbsa.ops import contract_broadcast, pool_tokens
+from cbsa.ops import contract_broadcast
 from cbsa.ops.api import CONTRACTIONS, IMPLEMENTATIONS, pooled_contract_broadcast
+from cbsa.ops.pooling import pool_heads
 
 
 class CBSA(Attention):
@@ -100,10 +101,7 @@ class CBSA(Attention):
             (reps,) = self.project(self.initial_reps.expand(w.shape[0], -1, -1))
             return reps
         grid, first = self._patches(w, grid)
-        patches = slice(first, first + math.prod(grid))
-        tokens = w.transpose(1, 2).flatten(2)[:, patches]  # (B, h·w, H p), a view of the projection's output
-        pooled = pool_tokens(tokens, grid, self.representatives, None if mask is None else mask[:, patches])
-        return pooled.view(*pooled.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+        return pool_heads(w, grid, self.representatives, first, mask)
 
     def _patches(self, w: Tensor, grid: tuple[int, ...] | None) -> tuple[tuple[int, ...], int]:
         """The grid of the tokens of w (B, H, N, p) that are pooled, and the index of the first of them."""

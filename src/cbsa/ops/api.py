@@ -1,6 +1,5 @@
 """The public operator: what it means, the checks of its input, and the choice of an implementation."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from cbsa._checks import (
 from cbsa._tracing import is_exporting, is_transformed
 from cbsa.ops import reference, sdpa
 from cbsa.ops.availability import kernels_run_on
-from cbsa.ops.pooling import pool_tokens
+from cbsa.ops.pooling import pool_heads
 from cbsa.ops.precision import autocast_dtype
 
 CONTRACTIONS = ("softmax", "exact", "none")
@@ -143,10 +142,7 @@ def pooled_contract_broadcast(
         return fused_pooled.pooled_contract_broadcast(
             w, step_rep, step_out, grid, size, first, scale, contraction
         )
-    patches = slice(first, first + math.prod(grid))
-    tokens = w.transpose(1, 2).flatten(2)[:, patches]  # (B, h·w, H d), a view of the projection's output
-    pooled = pool_tokens(tokens, grid, size, None if mask is None else mask[:, patches])
-    reps = pooled.view(*pooled.shape[:2], w.shape[1], w.shape[3]).transpose(1, 2)
+    reps = pool_heads(w, grid, size, first, mask)
     return contract_broadcast(
         w, reps, step_rep, step_out, mask=mask, contraction=contraction, eps=eps, impl=impl
     )

@@ -73,6 +73,23 @@ def pool_tokens(
         return (sums / counts).to(x.dtype)
 
 
+def pool_heads(
+    w: Tensor,
+    grid: Sequence[int],
+    size: Sequence[int],
+    first: int = 0,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Representatives (B, H, m, d) pooled from the tokens of w (B, H, N, d) from ``first`` on.
+
+    The mask (B, N) is that of all tokens. See :func:`pool_tokens`.
+    """
+    patches = slice(first, first + math.prod(grid))
+    tokens = w.transpose(1, 2).flatten(2)[:, patches]  # (B, h·w, H d), a view of a projection's output
+    pooled = pool_tokens(tokens, grid, size, None if mask is None else mask[:, patches])
+    return pooled.view(*pooled.shape[:2], w.shape[1], w.shape[3]).transpose(1, 2)
+
+
 def _kernels_serve(x: Tensor, rank: int) -> bool:
     """Whether the Triton kernels (``fused_pooling.py``) can pool x on a grid of this rank."""
     return (

@@ -62,23 +62,6 @@ def gather(
 
 
 @triton.jit
-def add_splits(
-    parts, more, total,
-    size, splits,
-    HAS_MORE: tl.constexpr, BLOCK: tl.constexpr, BS: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Sum of ``parts`` (splits, size), and of ``more`` (size,), in a fixed order. Grid (blocks,)."""
-    follow(PDL)
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    acc = tl.load(more + i, mask=i < size, other=0.0) if HAS_MORE else tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, splits, BS):
-        s = start + tl.arange(0, BS).to(tl.int64)
-        inside = (s < splits)[:, None] & (i < size)[None, :]
-        acc += tl.sum(tl.load(parts + s[:, None] * size + i[None, :], mask=inside, other=0.0), 0)
-    tl.store(total + i, acc.to(total.dtype.element_ty), mask=i < size)
-
-
-@triton.jit
 def add_steps(
     part_step_rep, part_step_out, grad_step_rep, grad_step_out,
     B, H, blocks,

@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from cbsa.ops.kernels import backward, forward, whole
+from cbsa.ops.kernels.sums import add_up
 
 # Triton's interpreter runs the kernels on a CPU; it is chosen when they are imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -298,14 +299,9 @@ def _spread(
 
 def _add_splits(parts: Tensor, more: Tensor | None, total: Tensor) -> Tensor:
     """Put the sum of parts (splits, …), and of ``more``, into ``total`` and return it."""
-    size, splits = total.numel(), parts.shape[0]
-    at_once = _splits_at_once(splits)
-    block = _MERGED // at_once
-    backward.add_splits[(triton.cdiv(size, block),)](
-        parts, parts if more is None else more, total, size, splits,
-        HAS_MORE=more is not None, BLOCK=block, BS=at_once, **_launched_ahead(parts.device),
-    )  # fmt: skip
-    return total
+    at_once = _splits_at_once(parts.shape[0])
+    ahead = _launched_ahead(parts.device)
+    return add_up(parts, total, more, at_once=at_once, block=_MERGED // at_once, ahead=ahead)
 
 
 def _splits_at_once(splits: int) -> int:

@@ -78,15 +78,3 @@ def layer_norm_backward(
     place = parts + program * 2 * D + columns
     tl.store(place, sum_weight, mask=columns < D)
     tl.store(place + D, sum_bias, mask=columns < D)
-
-
-@triton.jit
-def add_rows(parts, total, P, size, BP: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum of the rows of parts (P, size), in a fixed order. Grid (blocks of columns,)."""
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    acc = tl.zeros((BP, BLOCK), tl.float32)
-    for start in range(0, P, BP):
-        row = start + tl.arange(0, BP)
-        inside = (row < P)[:, None] & (column < size)[None, :]
-        acc += tl.load(parts + row[:, None] * size + column[None, :], mask=inside, other=0.0)
-    tl.store(total + column, tl.sum(acc, 0), mask=column < size)

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cbsa.ops.kernels.sums import add_up
+
 _TILE = 1024  # numbers that a program's threads load at a time
 _BLOCKS_CHANNELS = (128, 64)  # the one that leaves the fewest channels over
 _STEPS = 4  # loads in flight
@@ -103,18 +105,6 @@ def average(
         tl.store(pointers, total.to(out.dtype.element_ty), mask=written)
 
 
-@triton.jit
-def add_parts(parts, out, size, splits, BS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum of parts (splits, size), always in the same order."""
-    column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    acc = tl.zeros((BS, BLOCK), tl.float32)
-    for start in range(0, splits, BS):
-        split = start + tl.arange(0, BS)
-        inside = (split < splits)[:, None] & (column < size)[None, :]
-        acc += tl.load(parts + split.to(tl.int64)[:, None] * size + column[None, :], mask=inside, other=0.0)
-    tl.store(out + column, tl.sum(acc, 0).to(out.dtype.element_ty), mask=column < size)
-
-
 def run(
     x: Tensor, out: Tensor, grid: tuple[int, int], size: tuple[int, int], spread: bool, add: bool = False
 ) -> None:
@@ -136,9 +126,7 @@ def run(
         at_once = min(16, triton.next_power_of_2(splits))
         block = _MERGED // at_once
         total = out if out.is_contiguous() and not add else out.new_empty(out.shape)
-        add_parts[(triton.cdiv(out.numel(), block),)](
-            into, total, out.numel(), splits, BS=at_once, BLOCK=block
-        )
+        add_up(into, total, at_once=at_once, block=block)
         if total is not out:
             out.copy_(out + total if add else total)
 
