@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from cbsa.models.compiling import compile_blocks
+
 
 @contextmanager
 def fresh_compiler() -> Iterator[None]:
@@ -21,13 +23,11 @@ def fresh_compiler() -> Iterator[None]:
 
 
 def compile_model(model: nn.Module, whole: bool = False) -> None:
-    """Compile a model in place: its stem and each of its blocks, which share code, or all of it at once."""
-    blocks = getattr(model, "blocks", None)
-    if whole or not isinstance(blocks, (nn.ModuleList, nn.Sequential)):
+    """Compile a model in place: its parts, of which the blocks share code, or all of it at once."""
+    if whole:
         model.compile(dynamic=False)  # type: ignore[no-untyped-call]
         return
-    for block in blocks:
-        block.compile(dynamic=False)
-    stem = getattr(model, "patch_embed", None)
-    if isinstance(stem, nn.Module):
-        stem.compile(dynamic=False)  # type: ignore[no-untyped-call]
+    compile_blocks(model, dynamic=False)
+    add_positions = getattr(model, "_pos_embed", None)  # timm's: what our models have a module for
+    if callable(add_positions):
+        model._pos_embed = torch.compile(add_positions, dynamic=False)  # type: ignore[assignment]

@@ -74,17 +74,10 @@ class ConvStem(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Embed images (B, in_chans, height, width) as a map of patches (B, dim, h, w)."""
         check_images(images, self.in_chans)
-        by_kernel = self._starts_with_kernel(images)
-        if not self.fused:
-            x = self._first_convolution(images) if by_kernel else images
-            for index, layer in enumerate(self.proj):
-                x = layer[1](x) if by_kernel and index == 0 else layer(x)  # type: ignore[index]
-            return x
-        x = self._first_stage(images) if by_kernel else images
-        for index, layer in enumerate(self.proj):
-            if by_kernel and index < 2:
-                continue
-            x = layer(x) if index % 2 else F.conv2d(x, *self._folded(index), stride=2, padding=1)
+        x, first = (self._first_stage(images), 2) if self._starts_with_kernel(images) else (images, 0)
+        for index, layer in enumerate(self.proj[first:], first):
+            folded = self.fused and index % 2 == 0
+            x = F.conv2d(x, *self._folded(index), stride=2, padding=1) if folded else layer(x)
         return x
 
     def _folded(self, index: int) -> tuple[Tensor, Tensor]:
@@ -92,23 +85,32 @@ class ConvStem(nn.Module):
         return getattr(self, f"fused_weight{index}"), getattr(self, f"fused_bias{index}")
 
     def _starts_with_kernel(self, images: Tensor) -> bool:
-        """Whether the first convolution, from few channels, runs on a kernel of our own."""
-        return (
-            self.in_chans <= _FEW_CHANNELS
-            and len(self.proj) > 1
-            and not images.requires_grad
-            and (autocast_dtype(images.device) or images.dtype) in (torch.bfloat16, torch.float16)
-            and kernels_serve_compiled(images)
-        )
-
-    def _first_convolution(self, images: Tensor) -> Tensor:
-        from cbsa.ops.fused_stem import first_convolution
-
-        weight: Tensor = self.proj[0][0].weight  # type: ignore[index,assignment,union-attr]
-        return first_convolution(images, weight, autocast_dtype(images.device) or images.dtype)
+        """Whether the first stage, from few channels, runs on kernels of our own: fused, or in training."""
+        if (
+            self.in_chans > _FEW_CHANNELS
+            or len(self.proj) == 1
+            or images.requires_grad
+            or (autocast_dtype(images.device) or images.dtype) not in (torch.bfloat16, torch.float16)
+            or not kernels_serve_compiled(images)
+        ):
+            return False
+        norm: Any = self.proj[0][1]  # type: ignore[index]
+        plain = type(norm) is nn.BatchNorm2d and norm.training and norm.momentum is not None
+        return self.fused or (plain and images.numel() > 4 * self.in_chans)
 
     def _first_stage(self, images: Tensor) -> Tensor:
-        """First convolution, BatchNorm folded in, and GELU."""
-        from cbsa.ops.fused_stem import first_convolution_gelu
+        """First convolution, BatchNorm and GELU, by kernels."""
+        from cbsa.ops.fused_stem import first_stage, first_stage_in_training
 
-        return first_convolution_gelu(images, *self._folded(0), autocast_dtype(images.device) or images.dtype)
+        dtype = autocast_dtype(images.device) or images.dtype
+        if self.fused:
+            return first_stage(images, *self._folded(0), dtype)
+        conv: Any = self.proj[0][0]  # type: ignore[index]
+        norm: Any = self.proj[0][1]  # type: ignore[index]
+        out, mean, var = first_stage_in_training(images, conv.weight, norm.weight, norm.bias, norm.eps, dtype)
+        with torch.no_grad():
+            count = out.numel() // out.shape[1]
+            norm.num_batches_tracked.add_(1)
+            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)
+            norm.running_var.lerp_((var * (count / (count - 1))).to(norm.running_var.dtype), norm.momentum)
+        return out

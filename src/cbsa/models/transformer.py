@@ -44,6 +44,16 @@ class Block(nn.Module):
         return codes
 
 
+class TokenSequence(nn.Module):
+    """CLS before the patches of a map, and their positions added; a module so that it can be compiled."""
+
+    def forward(self, maps: Tensor, cls_token: Tensor, positions: Tensor) -> Tensor:
+        """Tokens (B, 1 + h·w, dim) of maps (B, dim, h, w), in their dtype."""
+        cls = cls_token.to(maps.dtype).expand(maps.shape[0], -1, -1)
+        x = torch.cat([cls, maps.flatten(2).transpose(1, 2)], dim=1)
+        return x + positions.to(maps.dtype)
+
+
 class Transformer(
     nn.Module,
     PyTorchModelHubMixin,
@@ -117,6 +127,7 @@ class Transformer(
         }
         with torch.device(device) if device is not None else torch.device(torch.get_default_device()):
             self.patch_embed = STEMS[stem](embed_dim, patch_size=patch_size, in_chans=in_chans)
+            self.sequence = TokenSequence()
             self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
             self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.grid[0] * self.grid[1], embed_dim))
             self.blocks = nn.ModuleList(
@@ -257,10 +268,9 @@ class Transformer(
         maps = self.patch_embed(images)  # (B, dim, h, w)
         grid = (maps.shape[2], maps.shape[3])
         # Without a residual around ISTA nothing sums up over the depth: tokens stay in autocast's dtype.
-        dtype = maps.dtype if self.feed_forward == "ista" else self.pos_embed.dtype
-        cls = self.cls_token.to(dtype).expand(maps.shape[0], -1, -1)
-        x = torch.cat([cls, maps.to(dtype).flatten(2).transpose(1, 2)], dim=1)
-        return x + self._positions(grid).to(dtype), grid
+        if self.feed_forward != "ista":
+            maps = maps.to(self.pos_embed.dtype)
+        return self.sequence(maps, self.cls_token, self._positions(grid)), grid
 
     def _run(self, block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
         recompute = self.grad_checkpointing and torch.is_grad_enabled()

@@ -51,6 +51,10 @@ def why_not(w: Tensor, scale: float, contraction: str) -> str | None:
         return f"supports heads of up to {MAX_HEAD_DIM} dimensions, not {w.shape[-1]}"
     if w.device.type != "cuda" and not launch.INTERPRETED:
         return f"needs a GPU, but w is on {w.device}"
+    if not launch.fits(w):
+        return (
+            f"in {w.dtype} finds too little shared memory on {w.device} for heads of {w.shape[-1]} dimensions"
+        )
     return None
 
 

@@ -15,8 +15,8 @@ from cbsa.ops.custom import launched_on
 from cbsa.ops.kernels import norm as kernels
 from cbsa.ops.kernels.sums import add_up
 
-_NUMBERS = 1024  # of a block of rows
-_PROGRAMS = 2048
+_NUMBERS, _NUMBERS_BACKWARD = 2048, 512  # of a block of rows
+_PROGRAMS = 2112
 _ADDED = (512, 16)  # rows and columns that are added up at a time
 
 
@@ -78,7 +78,7 @@ def _forward(
     if rows == 0:
         return results
     x = x.contiguous()
-    padded, block = _blocks(d)
+    padded, block = _blocks(d, _NUMBERS)
     with launched_on(x.device):
         kernels.layer_norm_forward[(triton.cdiv(rows, block),)](
             x, x if update is None else update.contiguous(), weight, bias, total, out, mean, rstd, rows, eps,
@@ -104,7 +104,7 @@ def _backward(
     if rows == 0:
         return grad_x, sums
     grad, x = grad.contiguous(), x.contiguous()
-    padded, block = _blocks(d)
+    padded, block = _blocks(d, _NUMBERS_BACKWARD)
     chunk = triton.cdiv(triton.cdiv(rows, _PROGRAMS), block) * block
     programs = triton.cdiv(rows, chunk)
     parts = x.new_empty((programs, 2, d), dtype=torch.float32)
@@ -138,7 +138,7 @@ def _rows(x: Tensor) -> tuple[int, int]:
     return x.numel() // x.shape[-1], x.shape[-1]
 
 
-def _blocks(d: int) -> tuple[int, int]:
+def _blocks(d: int, numbers: int) -> tuple[int, int]:
     """Padded length of a row, and rows of a block."""
     padded = triton.next_power_of_2(d)
-    return padded, max(1, _NUMBERS // padded)
+    return padded, max(1, numbers // padded)

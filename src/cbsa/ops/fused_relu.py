@@ -27,7 +27,7 @@ class _LinearReLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         x, weight, out = ctx.saved_tensors
-        passed = grad.where(out > 0, 0)
+        passed = _backward(grad, out)
         return passed @ weight, passed.flatten(0, -2).T @ x.flatten(0, -2), None
 
 
@@ -40,6 +40,17 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @_forward.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@torch.library.custom_op("cbsa::relu_backward", mutates_args=())
+def _backward(grad: Tensor, out: Tensor) -> Tensor:
+    """The gradient where ``out`` is above 0; a compiler would keep, besides ``out``, where that is."""
+    return torch.ops.aten.threshold_backward(grad.contiguous(), out, 0)
+
+
+@_backward.register_fake
+def _(grad: Tensor, out: Tensor) -> Tensor:
+    return torch.empty_like(out)
 
 
 @register_flop_formula(torch.ops.cbsa.linear_relu)

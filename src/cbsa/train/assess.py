@@ -6,11 +6,12 @@ from pathlib import Path
 from rich.console import Console
 
 from cbsa.data import CorruptLog, open_source
+from cbsa.models.compiling import compile_blocks
 from cbsa.train.config import TrainConfig
 from cbsa.train.display import Display
 from cbsa.train.distributed import join_world
 from cbsa.train.evaluation import Metrics, evaluate
-from cbsa.train.initial import build_model, compile_blocks
+from cbsa.train.initial import build_model
 from cbsa.train.pipeline import load_for_evaluation
 from cbsa.train.run_folder import read_config
 

@@ -14,13 +14,14 @@ from rich.markup import escape
 from torch import Tensor
 
 from cbsa.data import Batch
+from cbsa.models.compiling import compile_blocks
 from cbsa.train.averaging import WeightAverage
 from cbsa.train.checkpoint import CheckpointFolder
 from cbsa.train.config import TrainConfig
 from cbsa.train.display import Display
 from cbsa.train.distributed import World, join_world, parallelise, unwrap
 from cbsa.train.evaluation import Metrics, evaluate
-from cbsa.train.initial import build_model, compile_blocks, kernels, seed_everything
+from cbsa.train.initial import build_model, kernels, seed_everything
 from cbsa.train.log import RunLog
 from cbsa.train.optimizer import build_optimizer, set_learning_rate
 from cbsa.train.outcome import export_model, report_non_finite, summarise

@@ -89,17 +89,6 @@ def kernels(deterministic: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before[1]
 
 
-def compile_blocks(model: nn.Module) -> None:
-    """Compile stem and blocks in place: one compilation serves all blocks, and names stay as they are."""
-    blocks = getattr(model, "blocks", None)
-    if blocks is None:
-        model.compile()  # type: ignore[no-untyped-call]
-        return
-    for block in blocks:
-        block.compile()
-    model.patch_embed.compile()  # type: ignore[operator, union-attr]
-
-
 @dataclass(frozen=True)
 class Weights:
     """Weights on disk, and what the file or its neighbour says of the model they are for.
@@ -126,7 +115,7 @@ def read_weights(path: str) -> Weights:
         given = json.loads(content.get("model_args", "{}"))
         saved: Any = {"architecture": stored_config(content).model.name, "model_args": given}
     elif file.suffix == ".safetensors":
-        tensors, saved = read_checkpoint(file), _read_json(file.with_name("config.json"))
+        tensors, saved = read_checkpoint(file), read_json(file.with_name("config.json"))
     else:
         return Weights(file)
     arguments = saved.get("model_args", {}) if isinstance(saved, dict) else None
@@ -178,7 +167,7 @@ def _find_weights(path: str) -> Path:
     )
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
     """Content of a JSON file; nothing if there is none."""
     try:
         return json.loads(path.read_text()) if path.is_file() else {}

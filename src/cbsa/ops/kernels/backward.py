@@ -6,7 +6,8 @@ Names are those of README.md: U = A G, dR, dD = η·dR, δ, dS = A∘(κ·C Gᵀ
 import triton
 import triton.language as tl
 
-from cbsa.ops.kernels.blocks import announce, follow, head_of, load_rows, real_tokens, store_rows
+from cbsa.ops.kernels.ahead import announce, follow
+from cbsa.ops.kernels.blocks import head_of, load_rows, real_tokens, store_rows
 from cbsa.ops.kernels.forward import load_extracted
 from cbsa.ops.kernels.steps import contract_block, contract_block_gradient, score_gradient, spread_backwards
 

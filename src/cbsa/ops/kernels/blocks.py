@@ -8,22 +8,6 @@ GPU has: ``scale2`` is s·log2(e). Offsets are 64-bit: tensors here pass 2³¹ e
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-
-@triton.jit
-def announce(PDL: tl.constexpr):
-    """Let the next kernel get ready while this one runs (programmatic dependent launch)."""
-    if PDL:
-        gdc_launch_dependents()
-
-
-@triton.jit
-def follow(PDL: tl.constexpr):
-    """Wait for the kernel before to end, ahead of which this one was launched, and let the next get ready."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
 
 
 @triton.jit

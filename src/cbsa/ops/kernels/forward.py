@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from cbsa.ops.kernels.blocks import announce, follow, head_of, load_rows, real_tokens, store_rows
+from cbsa.ops.kernels.ahead import announce, follow
+from cbsa.ops.kernels.blocks import head_of, load_rows, real_tokens, store_rows
 from cbsa.ops.kernels.steps import (
     broadcast_backwards,
     contract_block,

@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from cbsa.ops.kernels import backward, forward, whole
+from cbsa.ops.kernels.ahead import launched_ahead
 from cbsa.ops.kernels.sums import add_up
 
 # Triton's interpreter runs the kernels on a CPU; it is chosen when they are imported.
@@ -24,7 +25,9 @@ _BLOCK_REPS = 64
 _FEW_TOKENS = 256  # so many tokens are one program's work, however few the heads
 _FEW_SPLITS = 16  # so many are put together by the kernel that needs the result
 _MERGED = 8192  # numbers, of all splits, that a program puts together in one step
-_SINGLE = "tf32x3"  # products of float32 tokens: on tensor cores, nearly exact
+_NARROW = 64  # dimensions of a head up to which everything is at its best
+# Shared memory that float32 takes on tensor cores (nearly exact), and with wide heads without them.
+_TENSOR_CORES_TAKE, _WIDE_SINGLE_TAKES = 192 << 10, 168 << 10
 _WIDE = torch.float32
 
 Kept = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -67,6 +70,20 @@ def in_blocks(m: int) -> bool:
     return m > _BLOCK_REPS
 
 
+def fits(w: Tensor) -> bool:
+    """Whether the kernels find enough shared memory: not for wide heads in float32 on small GPUs."""
+    narrow = w.element_size() < 4 or w.shape[-1] <= _NARROW
+    return narrow or _shared_memory(w.device) >= _WIDE_SINGLE_TAKES
+
+
+def _precision(w: Tensor) -> str:
+    """How products are taken: of float32 tokens in three TF32 products where these fit, else one by one."""
+    if w.element_size() < 4:
+        return "tf32"
+    fit = w.shape[-1] <= _NARROW and _shared_memory(w.device) >= _TENSOR_CORES_TAKE
+    return "tf32x3" if fit else "ieee"
+
+
 class _Problem:
     """What all launches of one call share."""
 
@@ -83,17 +100,17 @@ class _Problem:
             "BM": min(_BLOCK_REPS, max(16, triton.next_power_of_2(self.m))),
         }
         self.blocks = triton.cdiv(self.m, self.rows["BM"])  # of representatives
-        self.precision = {"PRECISION": _SINGLE if w.dtype == torch.float32 else "tf32"}
+        self.precision = {"PRECISION": _precision(w)}
         self.tokens = {"HAS_MASK": mask is not None, **self.precision}
         self.contraction = {"SOFTMAX": softmax, "REP_BLOCKS": self.blocks, **self.precision}
-        self.ahead = _launched_ahead(w.device)
+        self.ahead = launched_ahead(w.device)
         self.early = {"PDL": self.ahead["PDL"]}
 
     def launches(self, kernel: str) -> tuple[Launch, ...]:
         """The launches of a kernel to choose from; wide rows take smaller blocks and fewer stages."""
         if self.w.element_size() == 4:
             return tuple(x._replace(block=32, stages=1, registers=None) for x in TUNED[kernel])
-        if self.w.shape[-1] > 64:
+        if self.w.shape[-1] > _NARROW:
             return tuple(x._replace(block=64, stages=2, warps=8, registers=None) for x in TUNED[kernel])
         return TUNED[kernel]
 
@@ -300,8 +317,7 @@ def _spread(
 def _add_splits(parts: Tensor, more: Tensor | None, total: Tensor) -> Tensor:
     """Put the sum of parts (splits, …), and of ``more``, into ``total`` and return it."""
     at_once = _splits_at_once(parts.shape[0])
-    ahead = _launched_ahead(parts.device)
-    return add_up(parts, total, more, at_once=at_once, block=_MERGED // at_once, ahead=ahead)
+    return add_up(parts, total, more, at_once=at_once, block=_MERGED // at_once)
 
 
 def _splits_at_once(splits: int) -> int:
@@ -340,11 +356,12 @@ def _processors(device: torch.device) -> int:
     return _INTERPRETER_PROCESSORS
 
 
-@lru_cache
-def _launched_ahead(device: torch.device) -> dict[str, bool]:
-    """Launch a kernel ahead of the end of the one before (programmatic dependent launch): from Hopper on."""
-    able = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
-    return {"PDL": True, "launch_pdl": True} if able else {"PDL": False}
+@torch.compiler.assume_constant_result
+def _shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return _TENSOR_CORES_TAKE
 
 
 def unit_rows(x: Tensor) -> Tensor:

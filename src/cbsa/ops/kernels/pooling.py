@@ -16,11 +16,12 @@ from torch import Tensor
 
 from cbsa.ops.kernels.sums import add_up
 
-_TILE = 1024  # numbers that a program's threads load at a time
+_TILE = 256  # numbers that a program's threads load at a time
 _BLOCKS_CHANNELS = (128, 64)  # the one that leaves the fewest channels over
 _STEPS = 4  # loads in flight
-_PROGRAMS = 1024  # fill a large GPU; fixed, so that the order of sums does not depend on the device
-_MANY_PROGRAMS = 2048  # from so many on, each serves several images
+_STAGES = 3  # rows in flight
+_PROGRAMS = 8192  # fill a large GPU; fixed, so that the order of sums does not depend on the device
+_MANY_PROGRAMS = 16384  # from so many on, each serves several images
 _IMAGES = 8
 _FEW = 4  # steps that are not worth a split
 _MERGED = 2048  # numbers, of all splits, that a program adds up in one step
@@ -37,7 +38,7 @@ def average(
     x, out, size, x_b, x_n, out_b, B, H, W, images, chunk_rows, chunk_columns,
     P: tl.constexpr, Q: tl.constexpr, C: tl.constexpr,
     SPREAD: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
-    BW: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, STEPS: tl.constexpr,
+    BW: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Average the tokens (H, W) of P×Q windows; with SPREAD, give each token the gradient of its windows.
 
@@ -79,7 +80,7 @@ def average(
         image = x + tl.cast(b, tl.int64) * x_b
         acc = tl.zeros((BW, BT, BC), tl.float32)
         for offset in range(start, start + chunk_columns, STEPS * BT):
-            for row in range(top, bottom):
+            for row in tl.range(top, bottom, num_stages=STAGES):
                 if SPREAD:
                     row_start, row_stop = span(row, H, P)
                     row_weight = 1.0 / (row_stop - row_start).to(tl.float32)
@@ -157,7 +158,7 @@ def _plan(batch: int, grid: tuple[int, int], size: tuple[int, int], channels: in
     options = {
         "P": size[0], "Q": size[1], "C": channels, "SPREAD": spread,
         "WIDE": _is_wide(grid, size, max(windows, steps * at_once)),
-        "BW": windows, "BT": at_once, "BC": block, "STEPS": steps,
+        "BW": windows, "BT": at_once, "BC": block, "STEPS": steps, "STAGES": 1 if spread else _STAGES,
         "num_warps": max(1, min(4, windows * at_once * block // 256)),
     }  # fmt: skip
     return _Plan((programs, row_splits, column_splits), (images, rows, columns), options)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cbsa.ops.kernels.blocks import follow
+from cbsa.ops.kernels.ahead import follow, launched_ahead
 
 
 @triton.jit
@@ -34,16 +34,15 @@ def add_up(
     *,
     at_once: int,
     block: int,
-    ahead: dict[str, bool] | None = None,
     warps: int = 4,
 ) -> Tensor:
     """Put the sum of parts (count, …), and of ``more``, into ``total`` (contiguous) and return it.
 
-    ``at_once`` parts of ``block`` numbers are added in one step; ``ahead`` says whether to launch ahead.
+    ``at_once`` parts of ``block`` numbers are added in one step.
     """
     size = total.numel()
     add_up_kernel[(triton.cdiv(size, block),)](
         parts, parts if more is None else more, total, size, parts.shape[0],
-        HAS_MORE=more is not None, BLOCK=block, BS=at_once, **(ahead or {"PDL": False}), num_warps=warps,
+        HAS_MORE=more is not None, BLOCK=block, BS=at_once, **launched_ahead(parts.device), num_warps=warps,
     )  # fmt: skip
     return total

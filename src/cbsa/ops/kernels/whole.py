@@ -7,7 +7,8 @@ read twice, the second time from the end: the last ones are still in the cache.
 import triton
 import triton.language as tl
 
-from cbsa.ops.kernels.blocks import announce, head_of, load_rows, real_tokens, store_rows
+from cbsa.ops.kernels.ahead import announce
+from cbsa.ops.kernels.blocks import head_of, load_rows, real_tokens, store_rows
 from cbsa.ops.kernels.steps import (
     broadcast_backwards,
     contract_block,
