@@ -74,40 +74,49 @@ class ConvStem(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Embed images (B, in_chans, height, width) as a map of patches (B, dim, h, w)."""
         check_images(images, self.in_chans)
-        x, first = (self._first_stage(images), 2) if self._starts_with_kernel(images) else (images, 0)
-        for index, layer in enumerate(self.proj[first:], first):
-            folded = self.fused and index % 2 == 0
-            x = F.conv2d(x, *self._folded(index), stride=2, padding=1) if folded else layer(x)
+        x = images
+        for index in range(0, len(self.proj), 2):
+            last = index == len(self.proj) - 1
+            if not last and self._runs_on_kernels(x, index):
+                x = self._stage_on_kernels(x, index)
+                continue
+            x = self.proj[index](x) if not self.fused else self._convolve(x, index)
+            x = x if last else self.proj[index + 1](x)
         return x
 
+    def _convolve(self, x: Tensor, index: int) -> Tensor:
+        """A convolution with its BatchNorm folded in."""
+        return F.conv2d(x, *self._folded(index), stride=2, padding=1)
+
     def _folded(self, index: int) -> tuple[Tensor, Tensor]:
-        """Weight and bias of a convolution with its BatchNorm folded in."""
+        """Weight and bias of that convolution."""
         return getattr(self, f"fused_weight{index}"), getattr(self, f"fused_bias{index}")
 
-    def _starts_with_kernel(self, images: Tensor) -> bool:
-        """Whether the first stage, from few channels, runs on kernels of our own: fused, or in training."""
-        if (
-            self.in_chans > _FEW_CHANNELS
-            or len(self.proj) == 1
-            or images.requires_grad
-            or (autocast_dtype(images.device) or images.dtype) not in (torch.bfloat16, torch.float16)
-            or not kernels_serve_compiled(images)
-        ):
+    def _runs_on_kernels(self, x: Tensor, index: int) -> bool:
+        """Whether BatchNorm and GELU of a stage, or all of the first one, run on kernels of our own."""
+        half = (autocast_dtype(x.device) or x.dtype) in (torch.bfloat16, torch.float16)
+        if not half or not kernels_serve_compiled(x):
             return False
-        norm: Any = self.proj[0][1]  # type: ignore[index]
+        first = index == 0 and self.in_chans <= _FEW_CHANNELS and not x.requires_grad
+        norm: Any = self.proj[index][1]  # type: ignore[index]
         plain = type(norm) is nn.BatchNorm2d and norm.training and norm.momentum is not None
-        return self.fused or (plain and images.numel() > 4 * self.in_chans)
+        several = x.shape[0] * x.shape[2] * x.shape[3] > 4  # pixels of the output, more than one
+        return first if self.fused else plain and several and (first or index > 0)
 
-    def _first_stage(self, images: Tensor) -> Tensor:
-        """First convolution, BatchNorm and GELU, by kernels."""
+    def _stage_on_kernels(self, x: Tensor, index: int) -> Tensor:
+        """Convolution, BatchNorm and GELU, by kernels: of the first stage all, of others the latter two."""
+        from cbsa.ops.fused_batch_norm import batch_norm_gelu
         from cbsa.ops.fused_stem import first_stage, first_stage_in_training
 
-        dtype = autocast_dtype(images.device) or images.dtype
+        dtype = autocast_dtype(x.device) or x.dtype
         if self.fused:
-            return first_stage(images, *self._folded(0), dtype)
-        conv: Any = self.proj[0][0]  # type: ignore[index]
-        norm: Any = self.proj[0][1]  # type: ignore[index]
-        out, mean, var = first_stage_in_training(images, conv.weight, norm.weight, norm.bias, norm.eps, dtype)
+            return first_stage(x, *self._folded(index), dtype)
+        conv: Any = self.proj[index][0]  # type: ignore[index]
+        norm: Any = self.proj[index][1]  # type: ignore[index]
+        if index == 0:
+            out, mean, var = first_stage_in_training(x, conv.weight, norm.weight, norm.bias, norm.eps, dtype)
+        else:
+            out, mean, var = batch_norm_gelu(conv(x), norm.weight, norm.bias, norm.eps)
         with torch.no_grad():
             count = out.numel() // out.shape[1]
             norm.num_batches_tracked.add_(1)

@@ -100,9 +100,9 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient with respect to x, plus ``more``, and of weight and bias, (2, D) in float32."""
     rows, d = _rows(x)
-    grad_x, sums = x.new_empty(x.shape), x.new_zeros((2, d), dtype=torch.float32)
+    grad_x, sums = x.new_empty(x.shape), x.new_empty((2, d), dtype=torch.float32)
     if rows == 0:
-        return grad_x, sums
+        return grad_x, sums.zero_()
     grad, x = grad.contiguous(), x.contiguous()
     padded, block = _blocks(d, _NUMBERS_BACKWARD)
     chunk = triton.cdiv(triton.cdiv(rows, _PROGRAMS), block) * block

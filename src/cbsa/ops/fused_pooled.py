@@ -104,7 +104,7 @@ def _backward(
         launch.run_backward(
             grad, w, reps.transpose(1, 2), step_rep, step_out, None, kept, scale, softmax, gradients
         )
-        sources = grad_reps.transpose(1, 2).flatten(2)  # (B, m, H d)
+        sources = grad_reps.transpose(1, 2)  # (B, m, H, d)
         patches = grad_w.transpose(1, 2).flatten(2)[:, first : first + _count(grid)]  # of grad_w itself
         pooling.run(sources, patches, as_image(grid), as_image(size), spread=True, add=True)
     return grad_w, grad_step_rep, grad_step_out

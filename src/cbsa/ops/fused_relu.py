@@ -45,7 +45,8 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @torch.library.custom_op("cbsa::relu_backward", mutates_args=())
 def _backward(grad: Tensor, out: Tensor) -> Tensor:
     """The gradient where ``out`` is above 0; a compiler would keep, besides ``out``, where that is."""
-    return torch.ops.aten.threshold_backward(grad.contiguous(), out, 0)
+    passed: Tensor = torch.ops.aten.threshold_backward(grad.contiguous(), out, 0)
+    return passed
 
 
 @_backward.register_fake

@@ -35,8 +35,8 @@ def span(i, n, o):
 
 @triton.jit
 def average(
-    x, out, size, x_b, x_n, out_b, B, H, W, images, chunk_rows, chunk_columns,
-    P: tl.constexpr, Q: tl.constexpr, C: tl.constexpr,
+    x, out, size, x_b, x_n, x_h, out_b, B, H, W, images, chunk_rows, chunk_columns,
+    P: tl.constexpr, Q: tl.constexpr, C: tl.constexpr, HEAD: tl.constexpr,
     SPREAD: tl.constexpr, ADD: tl.constexpr, WIDE: tl.constexpr,
     BW: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -45,8 +45,9 @@ def average(
     With ADD, the result is added to what is there.
 
     A program serves BW targets of one row and BC channels of several images; BT sources of a target are
-    loaded at a time. Splits (program axes 1 and 2) take ``chunk_rows`` × ``chunk_columns`` of each target's
-    sources, and write what they have one after the other, ``size`` numbers apart.
+    loaded at a time. The C channels of a source are heads of HEAD channels, ``x_h`` apart. Splits (program
+    axes 1 and 2) take ``chunk_rows`` × ``chunk_columns`` of each target's sources, and write what they have
+    one after the other, ``size`` numbers apart.
     """
     if SPREAD:
         rows, columns, source_rows, source_columns = H, W, P, Q
@@ -75,6 +76,7 @@ def average(
     target = (i * columns + j).to(tl.int64)
     out += split.to(tl.int64) * size
     written = (j < columns)[:, None] & (channels < C)[None, :]
+    lies_at = channels // HEAD * x_h + channels % HEAD
 
     for b in range(first_image, tl.minimum(first_image + images, B)):
         image = x + tl.cast(b, tl.int64) * x_b
@@ -90,7 +92,7 @@ def average(
                     if C % BC != 0:
                         inside = inside & (channels < C)[None, None, :]
                     source = (row * source_columns + column).to(tl.int64) * x_n
-                    pointers = image + source[:, :, None] + channels[None, None, :]
+                    pointers = image + source[:, :, None] + lies_at[None, None, :]
                     values = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
                     if SPREAD:
                         column_start, column_stop = span(column, W, Q)
@@ -111,17 +113,18 @@ def run(
 ) -> None:
     """Write into ``out`` the averages of x over ``size`` windows; with ``spread``, the transpose of that.
 
-    With ``add``, it is added to what is there. Strides of x (B, N or m, C) may be any if channels are
-    adjacent; the tokens of an image in ``out`` are contiguous.
+    With ``add``, it is added to what is there. Strides of x, (B, N or m, C) or with heads (B, N or m, H, d),
+    may be any if the channels of a head are adjacent; the tokens of an image in ``out`` are contiguous.
     """
-    batch, _, channels = x.shape
+    batch, _, heads, head_dim = (x.unsqueeze(2) if x.dim() == 3 else x).shape
+    channels = heads * head_dim
     plan = _plan(batch, grid, size, channels, spread)
     splits = plan.programs[1] * plan.programs[2]
     whole = splits == 1
     into = out if whole else out.new_empty((splits, *out.shape), dtype=torch.float32)
     average[plan.programs](
-        x, into, out.numel(), x.stride(0), x.stride(1), into.stride(-3), batch, *grid, *plan.work,
-        **plan.options, ADD=add and whole,
+        x, into, out.numel(), x.stride(0), x.stride(1), x.stride(-2), into.stride(-3), batch, *grid,
+        *plan.work, **plan.options, HEAD=head_dim, ADD=add and whole,
     )  # fmt: skip
     if not whole:
         at_once = min(16, triton.next_power_of_2(splits))
