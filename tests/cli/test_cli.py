@@ -25,7 +25,11 @@ def test_version():
     ("arguments", "words"),
     [
         (("--help",), ["reproduce", "models", "export", "convert", "--version"]),
-        (("reproduce", "--help"), ["fig-3d", "table-complexity", "fig-complexity"]),
+        (
+            ("reproduce", "--help"),
+            ["fig-3d", "table-complexity", "fig-complexity", "fig-coding-rate", "fig-perturb"],
+        ),
+        (("reproduce", "table-zero-shot-layers", "-h"), ["--model", "--weights", "--data", "--untrained"]),
         (("reproduce", "fig-3d", "-h"), ["--out", "--seed", "--iterations", "--noise"]),
     ],
 )

@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from cbsa.cli import bench, reproduce, train, weights
+from cbsa.cli import analyses, bench, reproduce, train, weights
 from cbsa.cli.demo import demo
+from cbsa.cli.explain import explain
 from cbsa.cli.models import models
 
 app = typer.Typer(
@@ -15,9 +16,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+analyses.register(reproduce.app)
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(bench.app, name="bench")
 app.command()(demo)
+app.command()(explain)
 app.command()(train.train)
 app.command()(train.finetune)
 app.command("eval")(train.evaluate)

@@ -31,7 +31,7 @@ def fig_3d(
     ticks = iter(track(range(iterations), description="Compressing", console=console, transient=True))
     try:
         config = experiment.Config(classes, points, noise, eps, step_size, iterations, seed)
-        _prepare(out)
+        prepare(out)
         result = experiment.run(config, progress=lambda: next(ticks, None))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -55,7 +55,7 @@ def fig_3d(
         "The paper gives a picture and no number here: «a union of well-separated one-dimensional "
         "subspaces after 1024 iterations»."
     )
-    _say_where(console, experiment.save(result, out))
+    say_where(console, experiment.save(result, out))
 
 
 @app.command("table-complexity")
@@ -67,7 +67,7 @@ def table_complexity(
     from cbsa.experiments import complexity
     from cbsa.models import MODELS
 
-    _prepare(out)
+    prepare(out)
     costs = measure([name for name in MODELS if name.endswith("patch16_224")])
     console = Console()
     console.print(cost_table(costs))
@@ -85,7 +85,7 @@ def fig_complexity(
     """Draw the FLOPs of one attention layer against the resolution (figure complexity)."""
     from cbsa.experiments import complexity
 
-    _prepare(out)
+    prepare(out)
     console = Console()
     with console.status("Counting"):
         curves = complexity.resolution_curves()
@@ -93,7 +93,7 @@ def fig_complexity(
     for place, resolution in enumerate(complexity.RESOLUTIONS):
         table.add_row(str(resolution), *(f"{curves[name][place]:.3f}" for name in complexity.ATTENTIONS))
     console.print(table)
-    _say_where(console, complexity.save_curves(curves, out))
+    say_where(console, complexity.save_curves(curves, out))
 
 
 @app.command("table-throughput")
@@ -124,7 +124,7 @@ def table_throughput(
             compilation="blocks" if compiled else "none",
             seconds=positive(seconds),
         )
-        _prepare(out)
+        prepare(out)
         with show_progress(console) as start:
             say, advance = start("Models", len(list(config.forms())))
             results = throughput.run(config, out, fresh=fresh, jobs=jobs, say=say, advance=advance)
@@ -134,7 +134,7 @@ def table_throughput(
     console.print(f"Written: {', '.join(map(str, throughput.save(results, config, out)))}", soft_wrap=True)
 
 
-def _prepare(out: Path) -> None:
+def prepare(out: Path) -> None:
     """Create the output folder, or say why not."""
     from cbsa._files import prepare_folder
 
@@ -144,7 +144,7 @@ def _prepare(out: Path) -> None:
         raise typer.BadParameter(str(error), param_hint="--out") from error
 
 
-def _say_where(console: Console, paths: list[Path]) -> None:
+def say_where(console: Console, paths: list[Path]) -> None:
     """Tell which file to look at first."""
     picture, *others = paths
     console.print(f"[bold]Look at {picture}[/bold]", soft_wrap=True)

@@ -162,12 +162,17 @@ class HostEvalLoader(EvalLoader):
             yield batch
 
 
+def at_most_one_a_core(workers: int) -> int:
+    """So many worker processes as there are cores for; more would only wait for each other."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return min(workers, cores)
+
+
 def _make_loader(
     decoder: BatchDecoder, schedule: _Schedule, workers: int, device: torch.device
 ) -> DataLoader[_Loaded]:
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    workers = min(workers, cores)  # more would only wait for each other
+    workers = at_most_one_a_core(workers)
     return DataLoader(
         decoder,
         batch_size=None,  # a key is a whole batch already

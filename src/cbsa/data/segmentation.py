@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 from cbsa._checks import check_int
 from cbsa.data.config import DataConfig
 from cbsa.data.corrupt import CorruptLog
+from cbsa.data.host import at_most_one_a_core
 from cbsa.data.sources.masks import MaskSource
 from cbsa.data.transforms import EvalTransform, normalise
 
@@ -65,7 +66,7 @@ class SegmentationLoader:
         self._loader = DataLoader(
             _Items(source, config),
             batch_size=check_int("batch_size", batch_size),
-            num_workers=config.workers,
+            num_workers=at_most_one_a_core(config.workers),
             collate_fn=_as_it_is,
             generator=torch.Generator(),  # else each pass draws from the global one
         )

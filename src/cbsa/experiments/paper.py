@@ -35,3 +35,25 @@ THROUGHPUT: dict[str, tuple[float, float]] = {
     "crate_small_patch16_224": (111, 220),
     "tost_small_patch16_224": (199, 429),
 }
+
+# Table qual-seg: Jaccard similarity of the best maps of [CLS] with foreground, background and boundary, of
+# models pretrained on ImageNet-1k, on the PASCAL VOC12 validation set. The paper does not define ToST's map.
+ZERO_SHOT: dict[str, tuple[float, float, float]] = {
+    "CRATE+CBT-S": (0.68, 0.78, 0.18),
+    "CRATE-S": (0.65, 0.76, 0.17),
+    "CBT-S": (0.51, 0.72, 0.15),
+    "ToST-S": (0.42, 0.75, 0.12),
+}
+
+# Table qual-seg-layers: the same by layer, 1 to 12; the paper does not say for which target.
+ZERO_SHOT_LAYERS: dict[str, tuple[float, ...]] = {
+    "CRATE+CBT-S": (0.37, 0.44, 0.55, 0.46, 0.56, 0.58, 0.60, 0.53, 0.59, 0.56, 0.55, 0.55),
+    "CRATE-S": (0.34, 0.45, 0.51, 0.48, 0.53, 0.56, 0.53, 0.57, 0.55, 0.52, 0.50, 0.39),
+    "CBT-S": (0.39, 0.41, 0.43, 0.42, 0.37, 0.40, 0.38, 0.33, 0.35, 0.34, 0.36, 0.33),
+}
+
+# Appendix A: rank of the extraction's attention in CBT with m = p = 64, by initial representatives.
+EXTRACTION_RANK: dict[str, tuple[int, int]] = {
+    "pool": (64, 64),
+    "learned": (5, 64),
+}  # found, largest possible

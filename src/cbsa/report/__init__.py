@@ -1,20 +1,35 @@
-"""Pictures of a training run, from plain data, and one self-contained page that holds them."""
+"""Pictures of training runs and of analyses, from plain data, and one self-contained page that holds them.
 
+All are matplotlib figures, made without pyplot: a notebook shows them, ``figure.savefig`` writes them.
+"""
+
+from cbsa.report.attention import compare_attention
 from cbsa.report.confusion import per_class_accuracy, plot_confusion
 from cbsa.report.curves import plot_curves
 from cbsa.report.examples import plot_attention, plot_examples, plot_heads
+from cbsa.report.noise import plot_noise
 from cbsa.report.page import Picture, Section, write_page
-from cbsa.report.rates import plot_rates
+from cbsa.report.rank import plot_ranks
+from cbsa.report.rates import plot_compression, plot_rates
+from cbsa.report.reduction import plot_reduction
+from cbsa.report.zero_shot import plot_zero_shot, plot_zero_shot_layers
 
 __all__ = [
     "Picture",
     "Section",
+    "compare_attention",
     "per_class_accuracy",
     "plot_attention",
+    "plot_compression",
     "plot_confusion",
     "plot_curves",
     "plot_examples",
     "plot_heads",
+    "plot_noise",
+    "plot_ranks",
     "plot_rates",
+    "plot_reduction",
+    "plot_zero_shot",
+    "plot_zero_shot_layers",
     "write_page",
 ]

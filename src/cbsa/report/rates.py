@@ -1,15 +1,23 @@
 """Compression layer by layer: coding rates around the attention and the sparsity of the codes."""
 
+from collections.abc import Mapping
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from cbsa.analysis import CodingRates
-from cbsa.report.style import PALETTE, QUIET, new_figure, plain_legend, tidy
-
-_MARKERS = ("o", "s", "^")
+from cbsa.report.style import (
+    INK,
+    PALETTE,
+    QUIET,
+    layer_axis,
+    legend_below,
+    line_styles,
+    model_styles,
+    new_figure,
+    tidy,
+)
 
 
 def plot_rates(rates: CodingRates) -> Figure:
@@ -34,19 +42,49 @@ def plot_rates(rates: CodingRates) -> Figure:
         zeros.text(0.5, 0.5, "no ISTA in this model", transform=zeros.transAxes, ha="center", color=QUIET)
         zeros.set_yticks([])
     for axes in (plain, normalized, zeros):
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
-        axes.set_xlim(0.5, layers + 0.5)
-    lines = [Line2D([], [], color=c, marker=m) for c, m in zip(PALETTE, _MARKERS, strict=False)]
+        layer_axis(axes, layers)
     names = ("before attention", "after attention", "after ISTA" if sparse else "after the feed-forward")
-    plain_legend(figure, lines, names, loc="outside lower left", ncols=3)
+    legend_below(figure, names, line_styles(3))
+    return figure
+
+
+def plot_compression(rates: Mapping[str, CodingRates]) -> Figure:
+    """Draw the compression term by layer for several models, as the paper's figure coding-rate does.
+
+    The panels have R_c, the sum over heads of the coding rate of what enters a layer, in its own subspaces;
+    the same of tokens scaled to unit length; and what the attention of the layer changes about R_c, below 0
+    where it compresses.
+
+    Args:
+        rates: by name of the model, what :func:`cbsa.analysis.coding_rates` returns.
+    """
+    if not rates:
+        raise ValueError("rates is empty: give those of at least one model")
+    figure = new_figure(10.5, 3.6)
+    plain, normalized, change = figure.subplots(1, 3)
+    styles = model_styles(list(rates))
+    for measured, style in zip(rates.values(), styles, strict=True):
+        layers = range(1, len(measured.input) + 1)
+        before, after = measured.input.double().sum(1), measured.attention.double().sum(1)
+        plain.plot(layers, before.tolist(), **style)
+        normalized.plot(layers, measured.normalized_input.double().sum(1).tolist(), **style)
+        change.plot(layers, (after - before).tolist(), **style)
+    tidy(plain, "Compression term, nats", "layer")
+    tidy(normalized, "… of tokens of unit length", "layer")
+    tidy(change, "Change through attention, nats", "layer")
+    change.axhline(0, color=INK, linewidth=0.9, zorder=1)
+    change.margins(y=0.12)
+    for axes in (plain, normalized, change):
+        layer_axis(axes, max(len(measured.input) for measured in rates.values()))
+    legend_below(figure, list(rates), styles)
     return figure
 
 
 def _draw(axes: Axes, stages: tuple[Tensor, ...]) -> None:
     """Mean and spread over the heads of rates (layers, heads), one line for each point of the block."""
-    for values, colour, marker in zip(stages, PALETTE, _MARKERS, strict=False):
+    for values, style in zip(stages, line_styles(len(stages)), strict=True):
         layers = range(1, len(values) + 1)
         mean, spread = values.double().mean(1).cpu(), values.double().std(1, correction=0).cpu()
         low, high = (mean - spread).tolist(), (mean + spread).tolist()
-        axes.fill_between(layers, low, high, color=colour, alpha=0.1, linewidth=0)
-        axes.plot(layers, mean.tolist(), color=colour, marker=marker, markersize=4.5, linewidth=1.8)
+        axes.fill_between(layers, low, high, color=style["color"], alpha=0.1, linewidth=0)
+        axes.plot(layers, mean.tolist(), **style)

@@ -1,0 +1,123 @@
+"""What the maps of all tokens follow from, layer by layer, without a map of any of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cbsa._checks import check_int
+from cbsa.analysis.batches import Images, image_batches
+from cbsa.analysis.extraction import block_indices, extraction_of, one_grid
+from cbsa.analysis.probing import head_tokens, probing, to_blocks
+from cbsa.layers import CBSA, MHSA, MSSA, TSSA, Attention, LinearAttention
+from cbsa.layers.linear_attention import _KERNELS
+from cbsa.models import Transformer
+from cbsa.ops.precision import accumulation_dtype, no_autocast
+
+KINDS = ("extraction", "softmax", "kernel", "membership", "none")
+
+
+@dataclass(frozen=True)
+class LayerFactors:
+    """Factors of one layer; what they are depends on ``kind``.
+
+    - ``"extraction"``, CBSA and Agent: A (B, H, m, N). Row i of the map: Σ_r A[r, i]·A[r, :].
+    - ``"softmax"``, MSSA: W (B, H, N, p); MHSA: Q and K. Row i: softmax(scale·Q[i]·Kᵀ).
+    - ``"kernel"``, linear attention: φ(Q) and φ(K). Row i: φ(Q)[i]·φ(K)ᵀ over its sum, 0 if that is 0.
+    - ``"membership"``, TSSA: Π (B, H, N), the share of each token in each head. There are no rows: it is a
+      softmax over heads, not a map over tokens, and no token is a query.
+    - ``"none"``: the layer mixes channels or directions, through no map over tokens.
+    """
+
+    kind: str
+    factors: tuple[Tensor, ...]
+    scale: float  # of the scores, for "softmax"; 1 otherwise
+
+    def row(self, query: int) -> Tensor:
+        """Row ``query`` of the map over all tokens, (B, H, N); nothing N×N is formed."""
+        if self.kind in ("membership", "none"):
+            raise TypeError(f"this layer has no map over tokens (its factors are of kind {self.kind!r})")
+        tokens = self.factors[0].shape[-1 if self.kind == "extraction" else -2]
+        if check_int("query", query, at_least=0) >= tokens:
+            raise ValueError(f"query must be below the number of tokens, {tokens}, got {query}")
+        if self.kind == "extraction":
+            (a,) = self.factors
+            return (a[..., query].unsqueeze(-2) @ a).squeeze(-2)
+        q, k = self.factors[0], self.factors[-1]
+        products: Tensor = (self.scale * q[..., query, None, :] @ k.mT).squeeze(-2)
+        if self.kind == "softmax":
+            return products.softmax(-1)
+        total = products.sum(-1, keepdim=True)
+        return products / total.where(total > 0, 1)
+
+
+@dataclass(frozen=True)
+class AttentionFactors:
+    """Factors of some layers of a model."""
+
+    factors: tuple[LayerFactors, ...]
+    layers: tuple[int, ...]  # which layers of the model these are, from 0
+    grid: tuple[int, int]  # (h, w) patches
+
+
+def attention_factors(
+    model: Transformer, images: Images, layers: Sequence[int] | None = None
+) -> AttentionFactors:
+    """Take from each layer the small factors that every row of its attention map follows from.
+
+    They are of size N·m or N·p a head, so that the maps of all tokens, N×N, can be had one by one.
+    :func:`cbsa.analysis.attention_maps` returns the map of one token in all layers.
+
+    Args:
+        model: any :class:`cbsa.models.Transformer`; its mode and hooks are left as they were.
+        images: (B, C, height, width), of any size, or an iterable of such batches, all of one size.
+        layers: which blocks, counted from 0, or from the end if negative; all by default.
+
+    Returns:
+        Factors on the model's device, in float32 (float64 for a float64 model).
+    """
+    taken: dict[int, list[LayerFactors]] = {}  # of each layer, by batch
+    grids: set[tuple[int, int]] = set()
+
+    def look(index: int, attention: Attention, args: tuple[Any, ...]) -> None:
+        x, grid = args
+        streams = [s.to(accumulation_dtype(s.dtype)) for s in head_tokens(attention, x)]
+        with no_autocast(x.device):
+            taken.setdefault(index, []).append(_factors_of(attention, streams, grid))
+        grids.add(grid)
+
+    with probing(model) as stack:
+        wanted = block_indices(layers, len(model.blocks))
+        for index in dict.fromkeys(wanted):
+            block: Any = model.blocks[index]
+            stack.enter_context(block.attn.register_forward_pre_hook(partial(look, index)))
+        for batch in image_batches(images):
+            to_blocks(model, batch)
+            one_grid(grids)
+    return AttentionFactors(tuple(_join(taken[index]) for index in wanted), wanted, one_grid(grids))
+
+
+def _factors_of(attention: Attention, streams: Sequence[Tensor], grid: tuple[int, ...]) -> LayerFactors:
+    if isinstance(attention, CBSA):
+        *_, a = extraction_of(attention, streams[0], grid)
+        return LayerFactors("extraction", (a,), 1.0)
+    if isinstance(attention, MHSA) or (isinstance(attention, MSSA) and attention.contraction == "softmax"):
+        return LayerFactors("softmax", tuple(streams[:2]), attention.head_dim**-0.5)
+    if isinstance(attention, LinearAttention):
+        phi = _KERNELS[attention.kernel]
+        return LayerFactors("kernel", (phi(streams[0]), phi(streams[1])), 1.0)
+    if isinstance(attention, TSSA):
+        energy = F.normalize(streams[0], dim=-2).square().sum(-1)  # (B, H, N)
+        return LayerFactors("membership", ((energy * attention.temp).softmax(1),), 1.0)
+    return LayerFactors("none", (), 1.0)
+
+
+def _join(batches: Sequence[LayerFactors]) -> LayerFactors:
+    """The factors of several batches as those of one."""
+    first = batches[0]
+    factors = tuple(torch.cat(parts) for parts in zip(*(b.factors for b in batches), strict=True))
+    return LayerFactors(first.kind, factors, first.scale)

@@ -1,0 +1,8 @@
+"""The explorer: one self-contained page that shows what models do with images, token by token."""
+
+from cbsa.explain.images import ImageError, open_image
+from cbsa.explain.models import Subject, open_subject
+from cbsa.explain.page import write_explorer
+from cbsa.explain.samples import sample_images
+
+__all__ = ["ImageError", "Subject", "open_image", "open_subject", "sample_images", "write_explorer"]

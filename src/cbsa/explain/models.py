@@ -1,0 +1,138 @@
+"""The models of a page: opened by name, with the names of their classes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from cbsa._checks import check_int
+from cbsa.data import DataConfig
+from cbsa.models import MODELS, Transformer
+from cbsa.train.run_folder import read_summary
+from cbsa.train.trained import Trained, open_trained
+
+DEMO = Path("outputs/demo/run")  # where `cbsa demo` leaves its run
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to look into.
+
+    Attributes:
+        model: the model.
+        name: what to call it.
+        architecture: its name in the registry.
+        source: where it comes from, for the reader.
+        data: how it takes images.
+        trained: whether it has weights from a file; random ones are announced on the page.
+        classes: names of its classes; numbers stand for them where there are none.
+        run: whether it comes from a run, whose data set ``data`` then names.
+    """
+
+    model: Transformer
+    name: str
+    architecture: str
+    source: str
+    data: DataConfig
+    trained: bool
+    classes: tuple[str, ...] = ()
+    run: bool = False
+
+    def label(self, index: int) -> str:
+        """Name of a class."""
+        return self.classes[index] if index < len(self.classes) else f"class {index}"
+
+    def at(self, size: int | None) -> "Subject":
+        """The same model on images of ``size`` pixels; its own size if None."""
+        if size is None:
+            return self
+        if check_int("size", size) < self.model.patch_size:
+            raise ValueError(
+                f"size={size} is less than one patch of {self.name}: give at least {self.model.patch_size}"
+            )
+        return replace(self, data=replace(self.data, img_size=size))
+
+
+def open_subject(name: str, weights: str | None = None, labels: Sequence[str] = ()) -> Subject:
+    """Open a model for the explorer.
+
+    Args:
+        name: the folder of a run (``cbsa train``), a folder with ``model.safetensors`` and ``config.json``
+            (also as ``local-dir:FOLDER``), or a registered name.
+        weights: with a registered name, the file of its weights; without, they are random.
+        labels: names of the classes; by default those that the run stored.
+    """
+    folder = Path(name.removeprefix("local-dir:"))
+    if folder.name == "model" and (folder.parent / "summary.json").is_file():
+        folder = folder.parent  # the run knows more: its classes, and how it resized
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # for random weights: the same page every time
+        trained = open_trained(str(folder), weights)
+    if not isinstance(trained.model, Transformer):
+        raise TypeError(
+            f"{name} is a {type(trained.model).__name__}, which the probes cannot look into: "
+            "take a model of the CBT, CRATE, ToST (tost_…, not tost_cab_…), Agent or ViT families"
+        )
+    classes = tuple(labels) or _stored_classes(trained)
+    if classes and len(classes) != trained.model.num_classes:
+        raise ValueError(
+            f"{name} has {trained.model.num_classes} classes, but there are {len(classes)} names for them"
+        )
+    source = trained.run or trained.weights
+    return Subject(
+        trained.model,
+        trained.label,
+        trained.architecture,
+        "random weights, not trained" if source is None else source.name,
+        trained.data,
+        trained.weights is not None,
+        classes,
+        trained.run is not None,
+    )
+
+
+def open_subjects(names: Sequence[str], weights: Sequence[Path], labels: Path | None) -> list[Subject]:
+    """Open the models of a page; the digits demo if none is named.
+
+    Args:
+        names: see :func:`open_subject`.
+        weights: files for those that are registered names, in their order; none for random ones.
+        labels: text file with a class name a line, for all models.
+    """
+    chosen = list(names) or [default_model()]
+    named = [name for name in chosen if name in MODELS and not Path(name).exists()]
+    if weights and len(weights) != len(named):
+        raise ValueError(
+            f"--weights is given {len(weights)} times, but {len(named)} of the models are registered names "
+            "(folders have weights of their own): give one for each of these"
+        )
+    files = iter(map(str, weights))
+    classes = _read_labels(labels) if labels is not None else ()
+    return [open_subject(name, next(files, None) if name in named else None, classes) for name in chosen]
+
+
+def _read_labels(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as a text file with a class a line ({error})") from error
+
+
+def default_model() -> str:
+    """The digits demo, if it was trained here."""
+    if not (DEMO / "model" / "model.safetensors").is_file():
+        raise ValueError(
+            f"no model given, and {DEMO} is not there: give --model FOLDER_OR_NAME (`cbsa models` lists "
+            "names), or train the demo first with `cbsa demo`, about a minute on a CPU"
+        )
+    return str(DEMO)
+
+
+def _stored_classes(trained: Trained) -> tuple[str, ...]:
+    """Classes named in the summary of a run."""
+    summary = read_summary(trained.run) if trained.run is not None else None
+    classes = (summary or {}).get("classes", [])
+    if not isinstance(classes, list):
+        raise ValueError(f"{trained.run}/summary.json: classes must be a list, got {type(classes).__name__}")
+    return tuple(str(name) for name in classes)

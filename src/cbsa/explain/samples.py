@@ -1,0 +1,43 @@
+"""Images of the data set that a model was trained on, for those who have none at hand."""
+
+from pathlib import PurePath
+
+import numpy as np
+from PIL import Image
+
+from cbsa._checks import check_int
+from cbsa.data import open_source
+from cbsa.explain.models import Subject
+
+
+def sample_images(subject: Subject, count: int) -> list[tuple[str, Image.Image]]:
+    """Take images of the evaluation split of a model's run, one a class as far as there are classes.
+
+    Args:
+        subject: a model that comes from a run.
+        count: how many.
+
+    Returns:
+        Pairs of a name, which tells the true class, and an image; the same every time.
+    """
+    check_int("count", count)
+    if not subject.run:
+        raise ValueError(
+            f"no image given, and {subject.name} does not come from a run whose data set could lend some: "
+            "give image files"
+        )
+    source = open_source(subject.data, train=False)
+    turn = np.empty(len(source), dtype=np.int64)  # first, second, … of its class
+    for label in np.unique(source.labels):
+        members = np.flatnonzero(source.labels == label)
+        turn[members] = np.arange(len(members))
+    chosen = np.lexsort((source.labels, turn))
+    # Of more classes than images, take some from all of their range.
+    first = int((turn == 0).sum())
+    if count < first:
+        chosen = chosen[np.linspace(0, first - 1, count).round().astype(np.int64)]
+    names = source.classes
+    return [
+        (f"{names[source.labels[i]]} · {PurePath(source.identify(int(i))).name}", source.read(int(i))[0])
+        for i in chosen[:count].tolist()
+    ]

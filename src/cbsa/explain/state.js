@@ -1,0 +1,58 @@
+// What is chosen, and who wants to know. A token is a place in the image from 0 to 1, or null for CLS, so that
+// models with other patches understand it too.
+
+const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
+
+function createState(initial) {
+  const listeners = [];
+  const state = { ...initial };
+  let pending = null;
+  function flush() {
+    const changed = pending;
+    pending = null;
+    for (const listener of listeners) listener(changed);
+  }
+  return {
+    get: () => state,
+    // Tell all listeners once, before the next frame, whatever was changed meanwhile.
+    set(changes) {
+      const news = Object.keys(changes).filter((key) => state[key] !== changes[key]);
+      if (!news.length) return;
+      Object.assign(state, changes);
+      if (pending === null) {
+        pending = new Set();
+        requestAnimationFrame(flush);
+      }
+      news.forEach((key) => pending.add(key));
+    },
+    listen: (listener) => listeners.push(listener),
+    forget: () => listeners.splice(0),
+  };
+}
+
+// Index of the token at a place: 0 is CLS, the patches follow row by row.
+function tokenAt(place, [rows, columns]) {
+  if (place === null) return 0;
+  const column = clamp(Math.floor(place.x * columns), 0, columns - 1);
+  const row = clamp(Math.floor(place.y * rows), 0, rows - 1);
+  return 1 + row * columns + column;
+}
+
+// The middle of a token's patch.
+function placeOf(token, [rows, columns]) {
+  if (token === 0) return null;
+  const patch = token - 1;
+  return { x: ((patch % columns) + 0.5) / columns, y: (Math.floor(patch / columns) + 0.5) / rows };
+}
+
+function tokenName(token, [, columns]) {
+  if (token === 0) return "CLS";
+  return `row ${Math.floor((token - 1) / columns) + 1}, column ${((token - 1) % columns) + 1}`;
+}
+
+// The token that is shown: the one pointed at, else the one kept.
+const shownPlace = ({ token, hover }) => (hover === undefined ? token : hover);
+const shownToken = (state, view) => tokenAt(shownPlace(state), view.grid);
+// The layer of a model that the slider stands for; a shallower model stays at its last one.
+const layerOf = (state, view) => Math.min(state.layer, view.layers.length - 1);
+const headOf = (state, view) => Math.min(state.head, view.heads - 1);

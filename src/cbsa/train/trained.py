@@ -1,0 +1,141 @@
+"""Trained models as users name them: the folder of a run, weights in a folder or file, a registered name."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from cbsa._checks import check_choice
+from cbsa.data import DataConfig
+from cbsa.models import MODELS, CheckpointError, read_checkpoint
+from cbsa.models.checkpoints import rename_reference_keys
+from cbsa.models.registry import SIZES, default_cfgs
+from cbsa.train.assess import config_of_run
+from cbsa.train.checkpoint import read_run_checkpoint, stored_config
+from cbsa.train.config import ModelConfig, TrainConfig
+from cbsa.train.initial import Weights, build_model, read_json, read_weights
+
+# Families of the registry as the paper writes them, those whose name begins another's last.
+_FAMILIES = {"crate_cbt": "CRATE+CBT", "vit_conv": "ViT", "cbt": "CBT", "crate": "CRATE", "agent": "Agent"}
+_FAMILIES |= {"tost_cab": "ToST (original)", "tost": "ToST"}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with its weights, in evaluation mode on the CPU, and how it takes images.
+
+    Attributes:
+        model: the model.
+        label: what to call it beside others, such as "CBT-T".
+        architecture: its name in the registry.
+        data: size, channels and normalisation of its images.
+        has_data: whether ``data`` names the data set it was trained on too, as that of a run does.
+        weights: the file its weights come from; None if they are random.
+        run: the folder of the run, if it comes from one.
+    """
+
+    model: nn.Module
+    label: str
+    architecture: str
+    data: DataConfig
+    has_data: bool
+    weights: Path | None
+    run: Path | None = None
+
+
+def open_trained(name: str, weights: str | None = None) -> Trained:
+    """Open a model.
+
+    Args:
+        name: the folder of a run (``cbsa train``), finished or not; a folder with ``model.safetensors`` and
+            ``config.json`` (``cbsa convert``, a run's ``model/``; timm's ``local-dir:`` may stand before it);
+            a ``.safetensors`` file beside its ``config.json``, or a run's ``.pt``; or a registered name.
+        weights: with a registered name, the file or folder of its weights; without, they are random.
+    """
+    name = name.removeprefix("local-dir:")
+    path = Path(name).expanduser()
+    if name in MODELS and not path.exists():
+        return _build(*_config(name, weights))
+    if weights is not None:
+        raise ValueError(f"weights={weights!r} goes with the name of a model, and {name!r} is none")
+    if not path.exists() and path.name != name:
+        raise FileNotFoundError(f"model {name!r}: there is no such folder or file")
+    if not path.exists():
+        check_choice("model", name, MODELS)  # names the nearest
+    if path.is_dir() and ((path / "checkpoints").is_dir() or (path / "model").is_dir()):
+        return replace(_build(config_of_run(path), has_data=True), run=path)
+    return _build(*_config(None, name))
+
+
+def label_of(architecture: str, model: nn.Module) -> str:
+    """What the paper would call a model: family and size, or width × depth where the size is another."""
+    family = next((f for f in _FAMILIES if architecture.startswith(f"{f}_")), None)
+    if family is None:
+        return architecture
+    width, depth = int(getattr(model, "embed_dim", 0)), len(getattr(model, "blocks", ()))
+    shape = next((s for s, v in SIZES.items() if (v["embed_dim"], v["depth"]) == (width, depth)), None)
+    name = _FAMILIES[family]
+    return f"{name} {width}×{depth}" if shape is None else f"{name}-{shape[0].upper()}"
+
+
+def _config(architecture: str | None, weights: str | None) -> tuple[TrainConfig, bool]:
+    """Settings under which :func:`build_model` makes a model, and whether they name its data set."""
+    if weights is None:
+        assert architecture is not None
+        return TrainConfig(model=ModelConfig(architecture), data=_taking({}, architecture)), False
+    if Path(weights).suffix == ".pt" and Path(weights).is_file():
+        config = stored_config(read_run_checkpoint(Path(weights)))
+        return replace(config, model=replace(config.model, weights=weights)), True
+    found = read_weights(weights)
+    architecture = architecture or found.architecture
+    if architecture is None:
+        raise CheckpointError(
+            f"{found.path} does not say which model it is for (there is no config.json beside it): give the "
+            "name of the model, and this file as its weights"
+        )
+    beside = read_json(found.path.with_name("config.json"))
+    given = beside.get("pretrained_cfg") if isinstance(beside, dict) else None
+    config = TrainConfig(
+        model=ModelConfig(check_choice("architecture", architecture, MODELS), weights=weights),
+        data=_taking(given if isinstance(given, dict) else {}, architecture),
+    )
+    return config, False
+
+
+def _taking(given: dict[str, Any], architecture: str) -> DataConfig:
+    """How a model takes images, by what is stored with its weights or else by the registry."""
+    default = default_cfgs[architecture].default.to_dict()
+    channels, side, _ = given.get("input_size") or default["input_size"]
+    mean, std = (tuple(given.get(name) or default[name]) for name in ("mean", "std"))
+    return DataConfig(
+        img_size=side,
+        in_chans=channels,
+        mean=mean if len(mean) == channels else (0.5,) * channels,
+        std=std if len(std) == channels else (0.5,) * channels,
+        crop_pct=given.get("crop_pct") or default["crop_pct"],
+        interpolation=given.get("interpolation") or default["interpolation"],
+    )
+
+
+def _build(config: TrainConfig, has_data: bool) -> Trained:
+    weights = read_weights(config.model.weights) if config.model.weights else None
+    model = build_model(config, _classes(weights, config)).eval()
+    return Trained(
+        model,
+        label_of(config.model.name, model),
+        config.model.name,
+        config.data,
+        has_data,
+        None if weights is None else weights.path,
+    )
+
+
+def _classes(weights: Weights | None, config: TrainConfig) -> int:
+    """Number of classes that weights are for; the registry's where they do not tell."""
+    tensors = {} if weights is None else weights.tensors
+    if weights is not None and tensors is None:  # of the authors
+        tensors = rename_reference_keys(read_checkpoint(weights.path))
+    if tensors and "head.weight" in tensors:
+        return len(tensors["head.weight"])
+    return int(default_cfgs[config.model.name].default.num_classes)
