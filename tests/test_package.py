@@ -82,15 +82,14 @@ MODEL_MODES = ("inference", "training")
 
 
 def test_cpu_times_in_the_operators_readme_are_those_committed():
-    data = json.loads((ROOT / "benchmarks/results/contract_broadcast_cpu.json").read_text())
-    rows = {(r["dtype"].removeprefix("torch."), r["tokens"], r["batch"], r["what"]): r for r in data["rows"]}
+    rows = measured("cpu", "ops", "dtype", "tokens", "batch", "candidate", "mode")
     table = table_in((ROOT / "src/cbsa/ops/README.md").read_text(), "dtype | N × batch")
-    assert len(table) == len({key[:3] for key in rows}) == 14
-    for dtype, size, *cells in table:
+    assert len(table) == len({key[:3] for key in rows}) == 20
+    for dtype, size, _, *cells in table:
         tokens, batch = map(int, size.split(" (")[0].split(" × "))
-        for what, cell in zip(("reference", "sdpa", "full attention"), cells, strict=True):
-            row = rows.get((dtype, tokens, batch, what))
-            assert cell == (pair([row["forward_ms"], row["both_ms"]], 2) if row else "—")
+        for what, cell in zip(("reference", "fused-sdpa", "sdpa-default-tied"), cells, strict=True):
+            found = [rows.get((dtype, tokens, batch, what, mode)) for mode in OPERATOR_MODES]
+            assert cell == (pair([row["median_ms"] for row in found], 2) if all(found) else "—")
 
 
 def test_gpu_times_in_the_operators_readme_are_those_committed():
