@@ -67,8 +67,8 @@ def test_a_name_has_random_weights_the_same_every_time():
 
 
 def test_weights_go_to_names_in_order(weights, monkeypatch):
-    opened = []
-    monkeypatch.setattr(opening, "open_subject", lambda *arguments: opened.append(arguments))
+    opened, subject = [], open_subject(NAME)
+    monkeypatch.setattr(opening, "open_subject", lambda *arguments: opened.append(arguments) or subject)
     open_subjects([NAME, str(weights), NAME], ["a.pt", "b.pt"], None)
     assert opened == [(NAME, "a.pt", ()), (str(weights), None, ()), (NAME, "b.pt", ())]
     with pytest.raises(
@@ -178,3 +178,10 @@ def test_what_cannot_be_shown_is_said_in_one_message(arguments, message, tmp_pat
     assert result.exit_code == 2, result.output
     assert message in plain(result)
     assert "Traceback" not in result.output
+
+
+def test_a_label_names_a_model(weights):
+    first, second = open_subjects([f"ours={weights}", NAME], [], None)
+    assert first.name == "ours"
+    assert first.trained
+    assert second.name != "ours"

@@ -13,6 +13,7 @@ from cbsa.analysis.probing import head_tokens, probing, to_blocks
 from cbsa.layers import ISTA
 from cbsa.models import Block, Transformer
 from cbsa.objective import coding_rate
+from cbsa.ops.availability import kernels_run_on
 from cbsa.ops.precision import solve_dtype
 
 
@@ -64,7 +65,8 @@ def coding_rates(model: Transformer, images: Images, eps: float = 0.1) -> Coding
         eps: quantisation precision ε.
 
     Returns:
-        Means over all images, whatever the batches, on the model's device.
+        Means over all images, whatever the batches, on the model's device. They are computed in float64; on a
+        GPU with kernels and for ε of at least 0.05 in float32, within about 1e-3 of that.
     """
     check_positive_number("eps", eps)
     taken: dict[str, list[Tensor]] = {"input": [], "attention": [], "feed_forward": []}  # each (2, H)
@@ -74,8 +76,7 @@ def coding_rates(model: Transformer, images: Images, eps: float = 0.1) -> Coding
     dtype = torch.float32
 
     def measure(name: str, block: Block, x: Tensor) -> None:
-        w = head_tokens(block.attn, block.norm1(x))[-1]  # (B, H, N, p)
-        taken[name].append(torch.stack([coding_rate(w, eps, normalize=n).mean(0) for n in (False, True)]))
+        taken[name].append(_rates(block, x, eps).mean(0).T)  # (2, H)
 
     def before(block: Block, args: tuple[Tensor, ...]) -> None:
         measure("input", block, args[0])
@@ -112,3 +113,18 @@ def coding_rates(model: Transformer, images: Images, eps: float = 0.1) -> Coding
         sparsity=sparsity,
         eps=eps,
     )
+
+
+def _rates(block: Block, x: Tensor, eps: float) -> Tensor:
+    """Coding rates of tokens x (B, N, dim) in a block's subspaces, plain and normalised, (B, H, 2)."""
+    attention = block.attn
+    if kernels_run_on(x.device) and x.dtype != torch.float64:
+        from cbsa.ops.fused_rates import LEAST_EPS, MAX_HEAD_DIM, head_coding_rates
+
+        if attention.head_dim <= MAX_HEAD_DIM and eps >= LEAST_EPS:
+            inner = attention.num_heads * attention.head_dim
+            weight, bias = attention.proj.weight, attention.proj.bias
+            last = None if bias is None else bias[-inner:]
+            return head_coding_rates(x, block.norm1, weight[-inner:], last, attention.num_heads, eps)
+    w = head_tokens(attention, block.norm1(x))[-1]  # (B, H, N, p)
+    return torch.stack([coding_rate(w, eps, normalize=normalize) for normalize in (False, True)], -1)

@@ -19,7 +19,7 @@ def explain(
             "--model",
             "-m",
             help="Folder of a run or of weights, or a registered name; again for models side by side. "
-            "By default the digits demo.",
+            "LABEL=MODEL says what to call one. By default the digits demo.",
         ),
     ] = None,
     weights: Annotated[

@@ -83,8 +83,9 @@ def looking(
     """Open the models of a command, training those of the digits first; the user's errors become messages."""
     from cbsa.cli.bench import choose_device
     from cbsa.data import TooManyCorruptImages
-    from cbsa.experiments.subjects import open_subjects, split_label
+    from cbsa.experiments.subjects import open_subjects
     from cbsa.models import CheckpointError
+    from cbsa.train.trained import split_label
 
     console, folder = Console(), out or Path("outputs") / name
     prepare(folder)

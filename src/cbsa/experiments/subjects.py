@@ -14,7 +14,7 @@ from cbsa.experiments import digits
 from cbsa.experiments.images import ImageChoice, LabelledImages
 from cbsa.models import Transformer
 from cbsa.report.style import UNTRAINED
-from cbsa.train.trained import Trained, open_trained
+from cbsa.train.trained import Trained, open_trained, split_label
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -90,12 +90,6 @@ def open_subjects(
         label = label or trained.label
         subjects.append(Subject(label if label not in taken else _another(label, name, taken), trained))
     return subjects
-
-
-def split_label(name: str) -> tuple[str, str]:
-    """``LABEL=MODEL`` as its two parts; the label is empty where there is none."""
-    label, equals, rest = name.partition("=")
-    return (label.strip(), rest) if equals and label.strip() and not Path(name).exists() else ("", name)
 
 
 def _another(label: str, name: str, taken: set[str]) -> str:

@@ -10,7 +10,7 @@ from cbsa._checks import check_int
 from cbsa.data import DataConfig
 from cbsa.models import MODELS, Transformer
 from cbsa.train.run_folder import read_summary
-from cbsa.train.trained import Trained, open_trained
+from cbsa.train.trained import Trained, open_trained, split_label
 
 DEMO = Path("outputs/demo/run")  # where `cbsa demo` leaves its run
 
@@ -96,12 +96,12 @@ def open_subjects(names: Sequence[str], weights: Sequence[Path], labels: Path | 
     """Open the models of a page; the digits demo if none is named.
 
     Args:
-        names: see :func:`open_subject`.
+        names: see :func:`open_subject`; ``LABEL=NAME`` says what to call a model.
         weights: files for those that are registered names, in their order; none for random ones.
         labels: text file with a class name a line, for all models.
     """
-    chosen = list(names) or [default_model()]
-    named = [name for name in chosen if name in MODELS and not Path(name).exists()]
+    chosen = [split_label(name) for name in names] or [("", default_model())]
+    named = [name for _, name in chosen if name in MODELS and not Path(name).exists()]
     if weights and len(weights) != len(named):
         raise ValueError(
             f"--weights is given {len(weights)} times, but {len(named)} of the models are registered names "
@@ -109,7 +109,11 @@ def open_subjects(names: Sequence[str], weights: Sequence[Path], labels: Path | 
         )
     files = iter(map(str, weights))
     classes = _read_labels(labels) if labels is not None else ()
-    return [open_subject(name, next(files, None) if name in named else None, classes) for name in chosen]
+    subjects = []
+    for label, name in chosen:
+        subject = open_subject(name, next(files, None) if name in named else None, classes)
+        subjects.append(replace(subject, name=label or subject.name))
+    return subjects
 
 
 def _read_labels(path: Path) -> tuple[str, ...]:

@@ -139,3 +139,9 @@ def _classes(weights: Weights | None, config: TrainConfig) -> int:
     if tensors and "head.weight" in tensors:
         return len(tensors["head.weight"])
     return int(default_cfgs[config.model.name].default.num_classes)
+
+
+def split_label(name: str) -> tuple[str, str]:
+    """``LABEL=MODEL`` as its two parts; the label is empty where there is none."""
+    label, equals, rest = name.partition("=")
+    return (label.strip(), rest) if equals and label.strip() and not Path(name).exists() else ("", name)
