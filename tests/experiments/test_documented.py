@@ -8,11 +8,12 @@ import pytest
 from tests.test_package import ROOT, table_in
 
 RESULTS = ROOT / "benchmarks" / "results" / "digits"
+PHOTOS = RESULTS.with_name("tiny-imagenet")
 TEXT = (ROOT / "docs" / "analysis.md").read_text()
 
 
-def results(name):
-    return json.loads((RESULTS / f"{name}.json").read_text())
+def results(name, folder=RESULTS):
+    return json.loads((folder / f"{name}.json").read_text())
 
 
 def signed(value):
@@ -80,3 +81,46 @@ def test_effective_ranks():
         assert {float(row["lowest_rank"]) for row in own} == {16.0}
         means.append(f"{sum(float(row['effective_rank']) for row in own) / len(own):.1f}")
     assert f"effective ranks are {means[0]}\nand {means[1]}." in TEXT
+
+
+def test_coding_rates_of_photographs():
+    by_layer = results("fig-coding-rate", PHOTOS)["by_layer"]
+    changes = {
+        label: [a - b for a, b in zip(rates["after_attention"], rates["compression"], strict=True)]
+        for label, rates in by_layer.items()
+    }
+    for model, *cells in table_in(TEXT, "photographs | R_c"):
+        term, unit = (by_layer[model][name] for name in ("compression", "normalized_compression"))
+        assert cells == [
+            *(f"{value:.1f}" for value in (term[0], term[-1])),
+            *(signed(sum(changes[label])) for label in (model, f"{model}, untrained")),
+            *(f"{value:.1f}" for value in (unit[0], unit[-1])),
+        ]
+        untrained = by_layer[f"{model}, untrained"]["compression"]
+        assert all(a < b for a, b in zip(term, untrained, strict=True)), "the text says: in every layer"
+        assert 30 <= sum(changes[model]) / sum(changes[f"{model}, untrained"]) <= 50
+    counts = [sum(change < 0 for change in changes[model]) for model in ("CBT", "CRATE")]
+    assert "in 7 of 12 of CBT, 10 of 12 of" in TEXT
+    assert counts == [7, 10]
+
+
+def test_correlations_of_photographs():
+    found = results("fig-reduced-cr", PHOTOS)["correlations"]
+    trained, untrained = (f"{found[label]['correlation']:.2f}" for label in ("CBT", "CBT, untrained"))
+    assert f"r = {trained} over the 36 heads of CBT, and {untrained} with random weights" in TEXT
+
+
+def test_zero_shot_on_photographs():
+    data = results("table-zero-shot", PHOTOS)
+    for model, *cells in table_in(TEXT, "photographs: Jaccard"):
+        values = data["all_pixels"] if model == "all pixels" else data["best"][model]
+        assert cells == [f"{value:.2f}" for value in values.values()]
+    with open(PHOTOS / "table-zero-shot-layers.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["model"] == "CBT"]
+    by_layer = {int(row["layer"]) + 1: f"{float(row['foreground']):.2f}" for row in rows}
+    assert f"({by_layer[12]} in layer 12, {by_layer[1]} in layer 1)" in TEXT
+
+
+def test_runs_behind_the_photographs():
+    tops = [results("summary", PHOTOS / "runs" / name)["top1"] for name in ("cbt", "crate")]
+    assert f"{tops[0]:.1f} and\n{tops[1]:.1f} % top-1" in TEXT
