@@ -96,6 +96,21 @@ def test_value_and_every_gradient_are_as_good_as_plain_pytorch(
     )
 
 
+@pytest.mark.parametrize("regime", ["passes", "split"], indirect=True)
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
+@pytest.mark.parametrize("programs", [2, 4, 7])
+def test_programs_that_begin_in_one_head_and_end_in_another(regime, device, programs, monkeypatch):
+    """Five blocks of tokens in each of three heads, dealt out over a few programs."""
+    launches = (launch.TUNED["spread"][0]._replace(block=64, programs=1),)
+    monkeypatch.setitem(launch.TUNED, "spread", launches)
+    monkeypatch.setattr(launch, "_processors", lambda device: programs)
+    inputs = make_inputs(1, 3, 280, 8, 8, device)
+    weight = torch.randn_like(inputs[0])
+    exact = value_and_grads(truth.contract_broadcast, [x.double() for x in inputs], weight.double())
+    for a, b in zip(value_and_grads(run, inputs, weight), exact, strict=True):
+        assert_close(a, b, 1e-5)
+
+
 @pytest.mark.parametrize("regime", REGIMES, indirect=True)
 @pytest.mark.parametrize("device", KERNEL_DEVICES)
 def test_every_element_is_written(regime, device):

@@ -187,12 +187,62 @@ def load_contracted(
 @triton.jit
 def spread(
     w, q, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_w, grad_q,
-    H, N, M, chunk, scale, scale2,
+    H, N, M, heads, deal, extra, shares, scale, scale2,
     w_b, w_h, w_n, q_b, q_h, q_m, g_b, g_h, g_n, o_b, o_h, o_n,
-    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, REP_BLOCKS: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_MASK: tl.constexpr, WITH_Q: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """dw = AᵀdD + s·dSᵀQ, and with WITH_Q, where M ≤ BM, the splits' sums of s·dS w. Grid (B·H, splits)."""
+    """dw = AᵀdD + s·dSᵀQ, and with WITH_Q sums of s·dS w, where M ≤ BM. Grid (programs,).
+
+    The blocks of tokens of all ``heads`` (B·H) are dealt out, ``deal`` to each program and one more to the
+    first ``extra``, so that a program may begin in one head and end in another. The programs that have a
+    share of a head leave their sums one after the other, (shares, B·H, M, D); what remains is 0.
+    """
+    follow(PDL)
+    program = tl.program_id(0)
+    blocks = (N + BN - 1) // BN
+    begin = program * deal + tl.minimum(program, extra)
+    stop = begin + deal + (program < extra).to(tl.int32)
+    for bh in range(begin // blocks, (stop + blocks - 1) // blocks):
+        b, h = bh // H, bh % H
+        row = tl.cast(bh, tl.int64) * M
+        first = tl.maximum(begin - bh * blocks, 0) * BN
+        end = tl.minimum(tl.minimum(stop - bh * blocks, blocks) * BN, N)
+        queries, norm, contracted, deltas, dot = load_contracted(
+            head_of(q, b, h, q_b, q_h), lse + row, kappa_c + row * D, grad_delta + row * D, row_dot + row,
+            0, q_m, M, BM, D, BD,
+        )  # fmt: skip
+        total = tl.zeros((BM, BD), tl.float32)
+        total = spread_backwards(
+            total, queries, norm, contracted, deltas, dot,
+            head_of(w, b, h, w_b, w_h), head_of(grad, b, h, g_b, g_h), head_of(grad_w, b, h, o_b, o_h),
+            mask, b, first, end, N, scale, scale2, w_n, g_n, o_n,
+            D, BD, BN, HAS_MASK, WITH_Q, True, PRECISION,
+        )  # fmt: skip
+        if WITH_Q:
+            valid = tl.arange(0, BM) < M
+            place = bh * blocks  # of the head's first block; and the program that has it
+            much = extra * (deal + 1)
+            opener = tl.where(place < much, place // (deal + 1), extra + (place - much) // deal)
+            share = program - opener
+            target = grad_q + row * D
+            size = tl.cast(heads, tl.int64) * M * D
+            store_rows(target + share * size, 0, D, total * scale, valid, BM, D, BD)
+            if stop >= place + blocks:
+                for other in range(share + 1, shares):
+                    nothing = tl.zeros((BM, BD), tl.float32)
+                    store_rows(target + other * size, 0, D, nothing, valid, BM, D, BD)
+
+
+@triton.jit
+def spread_from_blocks(
+    w, q, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_w,
+    H, N, M, chunk, scale, scale2,
+    w_b, w_h, w_n, q_b, q_h, q_m, g_b, g_h, g_n, o_b, o_h, o_n,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """dw = AᵀdD + s·dSᵀQ where M > BM. Grid (B·H, splits)."""
     follow(PDL)
     bh, split = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
@@ -201,36 +251,23 @@ def spread(
     row = bh.to(tl.int64) * M
     lse, row_dot, kappa_c, grad_delta = lse + row, row_dot + row, kappa_c + row * D, grad_delta + row * D
     first, end = split * chunk, tl.minimum((split + 1) * chunk, N)
-    if REP_BLOCKS == 1:
-        queries, norm, contracted, deltas, dot = load_contracted(
-            q, lse, kappa_c, grad_delta, row_dot, 0, q_m, M, BM, D, BD
-        )
-        total = tl.zeros((BM, BD), tl.float32)
-        total = spread_backwards(
-            total, queries, norm, contracted, deltas, dot, w, grad, grad_w, mask, b, first, end, N,
-            scale, scale2, w_n, g_n, o_n, D, BD, BN, HAS_MASK, WITH_Q, True, PRECISION,
-        )  # fmt: skip
-        if WITH_Q:
-            place = (split.to(tl.int64) * tl.num_programs(0) + bh) * M
-            store_rows(grad_q + place * D, 0, D, total * scale, tl.arange(0, BM) < M, BM, D, BD)
-    else:
-        for start in range(first, end, BN):
-            valid = real_tokens(mask, b, start, N, BN, True, HAS_MASK)
-            tokens = load_rows(w, start, w_n, valid, BN, D, BD)
-            gradients = load_rows(grad, start, g_n, valid, BN, D, BD)
-            acc = tl.zeros((BN, BD), tl.float32)
-            for block in range(0, M, BM):
-                queries, norm, contracted, deltas, dot = load_contracted(
-                    q, lse, kappa_c, grad_delta, row_dot, block, q_m, M, BM, D, BD
-                )
-                weights, scores = score_gradient(
-                    queries, tokens, gradients, norm, contracted, deltas, dot, valid, scale2, True, PRECISION
-                )
-                acc = tl.dot(weights, deltas, acc, input_precision=PRECISION)
-                scaled = (queries * scale).to(queries.dtype)
-                acc = tl.dot(scores, scaled, acc, input_precision=PRECISION)
-            acc = tl.where(valid[:, None], acc, 0.0)
-            store_rows(grad_w, start, o_n, acc, start + tl.arange(0, BN) < end, BN, D, BD)
+    for start in range(first, end, BN):
+        valid = real_tokens(mask, b, start, N, BN, True, HAS_MASK)
+        tokens = load_rows(w, start, w_n, valid, BN, D, BD)
+        gradients = load_rows(grad, start, g_n, valid, BN, D, BD)
+        acc = tl.zeros((BN, BD), tl.float32)
+        for block in range(0, M, BM):
+            queries, norm, contracted, deltas, dot = load_contracted(
+                q, lse, kappa_c, grad_delta, row_dot, block, q_m, M, BM, D, BD
+            )
+            weights, scores = score_gradient(
+                queries, tokens, gradients, norm, contracted, deltas, dot, valid, scale2, True, PRECISION
+            )
+            acc = tl.dot(weights, deltas, acc, input_precision=PRECISION)
+            scaled = (queries * scale).to(queries.dtype)
+            acc = tl.dot(scores, scaled, acc, input_precision=PRECISION)
+        acc = tl.where(valid[:, None], acc, 0.0)
+        store_rows(grad_w, start, o_n, acc, start + tl.arange(0, BN) < end, BN, D, BD)
 
 
 @triton.jit

@@ -128,6 +128,17 @@ class _Problem:
         chunk = triton.cdiv(triton.cdiv(self.n, launch.block), splits) * launch.block
         return self.options(launch), chunk, triton.cdiv(self.n, chunk)
 
+    def deal(self, kernel: str) -> tuple[dict[str, Any], int, tuple[int, int, int]]:
+        """A kernel's options; programs among which the blocks of all heads are dealt out; and how.
+
+        That is: blocks for each, how many get one more, and the most programs that have a share of a head.
+        """
+        launch = self.launches(kernel)[0]
+        blocks = triton.cdiv(self.n, launch.block)
+        programs = min(launch.programs * _processors(self.w.device), self.programs * blocks)
+        each, extra = divmod(self.programs * blocks, programs)
+        return self.options(launch), programs, (each, extra, triton.cdiv(blocks - 1, each) + 1)
+
     def are_few(self, splits: int) -> bool:
         """Whether the kernel that needs the sums of the splits adds them up itself."""
         return self.blocks == 1 and splits <= _FEW_SPLITS
@@ -294,24 +305,30 @@ def _spread(
     w, reps, mask, d = call.w, call.reps, call.mask, call.w.shape[-1]
     sizes = (call.heads, call.n, call.m)
     inputs = (*w.stride()[:3], *reps.stride()[:3], *grad.stride()[:3])
-    options, chunk, splits = call.split("spread", call.programs)
-    together = grad_reps is not None and call.blocks == 1
-    parts = call.parts(splits if together else 0, d)
-    backward.spread[(call.programs, splits)](
-        w, reps, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_w, parts,
-        *sizes, chunk, call.scale, call.scale2, *inputs, *grad_w.stride()[:3],
-        **options, REP_BLOCKS=call.blocks, WITH_Q=together, **ahead,
-    )  # fmt: skip
-    if grad_reps is None:
-        return
-    if not together:
-        options, chunk, splits = call.split("spread", call.programs * call.blocks)
-        parts = call.parts(splits, d)
-        backward.spread_to_queries[(call.programs, call.blocks, splits)](
-            w, reps, grad, mask, lse, kappa_c, grad_delta, row_dot, parts,
-            *sizes, chunk, call.scale, call.scale2, *inputs, **options, **call.early,
+    outputs = grad_w.stride()[:3]
+    if call.blocks == 1:
+        options, programs, dealt = call.deal("spread")
+        parts = call.parts(dealt[-1] if grad_reps is not None else 0, d)
+        backward.spread[(programs,)](
+            w, reps, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_w, parts,
+            *sizes, call.programs, *dealt, call.scale, call.scale2, *inputs, *outputs,
+            **options, WITH_Q=grad_reps is not None, **ahead,
         )  # fmt: skip
-    _add_splits(parts, grad_r, grad_reps)
+    else:
+        options, chunk, splits = call.split("spread", call.programs)
+        backward.spread_from_blocks[(call.programs, splits)](
+            w, reps, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_w,
+            *sizes, chunk, call.scale, call.scale2, *inputs, *outputs, **options, **ahead,
+        )  # fmt: skip
+        if grad_reps is not None:
+            options, chunk, splits = call.split("spread", call.programs * call.blocks)
+            parts = call.parts(splits, d)
+            backward.spread_to_queries[(call.programs, call.blocks, splits)](
+                w, reps, grad, mask, lse, kappa_c, grad_delta, row_dot, parts,
+                *sizes, chunk, call.scale, call.scale2, *inputs, **options, **call.early,
+            )  # fmt: skip
+    if grad_reps is not None:
+        _add_splits(parts, grad_r, grad_reps)
 
 
 def _add_splits(parts: Tensor, more: Tensor | None, total: Tensor) -> Tensor:
