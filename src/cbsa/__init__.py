@@ -7,16 +7,29 @@ from cbsa import layers, objective, ops
 from cbsa._version import __version__
 
 if TYPE_CHECKING:
-    from cbsa import models
+    from cbsa import adaptation, models, segmentation
+    from cbsa.adaptation import adapt
     from cbsa.models import create_model
 
-__all__ = ["__version__", "create_model", "layers", "models", "objective", "ops"]
+__all__ = [
+    "__version__",
+    "adapt",
+    "adaptation",
+    "create_model",
+    "layers",
+    "models",
+    "objective",
+    "ops",
+    "segmentation",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs more than torch when it is first used."""
-    if name == "models":
-        return importlib.import_module("cbsa.models")
+    if name in ("adaptation", "models", "segmentation"):
+        return importlib.import_module(f"cbsa.{name}")
     if name == "create_model":
         return importlib.import_module("cbsa.models").create_model
+    if name == "adapt":
+        return importlib.import_module("cbsa.adaptation").adapt
     raise AttributeError(f"module 'cbsa' has no attribute {name!r}")

@@ -32,6 +32,40 @@ def test_mssa_is_attention_with_one_projection(masked):
 
 
 @pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_mssa_with_a_query_is_cross_attention(masked, tied):
+    """Bases U serve query, key and value; one head after the other, in float64."""
+    layer = MSSA(24, 3, head_dim=5, tied=tied).double()
+    x, query = torch.randn(2, 11, 24, dtype=torch.float64), torch.randn(2, 4, 24, dtype=torch.float64)
+    mask = torch.rand(2, 11) < 0.6 if masked else torch.ones(2, 11, dtype=torch.bool)
+    mask[:, 0] = True
+    back = layer.proj.weight.T if tied else layer.to_out.weight
+    expected = torch.zeros(2, 4, 24, dtype=torch.float64)
+    for head in range(3):
+        rows = slice(5 * head, 5 * head + 5)
+        u = layer.proj.weight[rows]
+        scores = (query @ u.T @ u @ x.mT / 5**0.5).masked_fill(~mask[:, None], -torch.inf)
+        expected += scores.softmax(-1) @ x @ u.T @ back[:, rows].T
+    expected = layer.step_out * expected if tied else expected + layer.to_out.bias
+    poisoned = x.masked_fill(~mask[..., None], torch.nan)
+    assert_close(layer(poisoned, mask=mask if masked else None, query=query), expected, 1e-12)
+    assert_close(layer(x, query=x), layer(x), 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("query", "options", "message"),
+    [
+        (torch.zeros(2, 4, 23), {}, r"query must have shape \(B, N, 24\) with N >= 1, got \(2, 4, 23\)"),
+        (torch.zeros(3, 4, 24), {}, "x and query must have one batch size, got 2 and 3"),
+        (torch.zeros(2, 4, 24), {"contraction": "exact"}, "query= needs contraction='softmax'"),
+    ],
+)
+def test_bad_queries_are_named(query, options, message):
+    with pytest.raises(ValueError, match=message):
+        MSSA(24, 3, **options)(torch.zeros(2, 11, 24), query=query)
+
+
+@pytest.mark.parametrize("masked", [False, True])
 def test_mhsa_is_torch_attention(masked):
     layer, x = MHSA(24, 3).double(), torch.randn(2, 11, 24, dtype=torch.float64)
     mask = torch.rand(2, 11) < 0.6 if masked else torch.ones(2, 11, dtype=torch.bool)

@@ -28,6 +28,15 @@ def test_each_panel_has_its_numbers():
     assert [text.get_text() for text in loss.get_legend().get_texts()] == ["training", "validation"]
 
 
+def test_segmenters_are_drawn_by_their_miou():
+    rows = [{"epoch": e, "train_loss": 1.0, "val_miou": 10.0 * e, "lr": 1e-3} for e in (1, 2)]
+    figure = plot_curves({"run": rows})
+    _, miou, _ = figure.axes
+    assert lines(miou) == {"-": [10, 20]}
+    assert miou.get_title(loc="left") + miou.get_title() == "Mean IoU, %"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["run  (best 20.0 %)"]
+
+
 @pytest.mark.parametrize("count", [1, 2, 8, 9, 30])
 def test_a_colour_and_a_name_for_each_run(count):
     names = [f"run {i}" for i in range(count)]

@@ -8,6 +8,7 @@ from torch import nn
 
 from cbsa.data import Batch
 from cbsa.train import override, train
+from cbsa.train.classification import ClassObjective
 from cbsa.train.engine import _Run
 from cbsa.train.step import GradientStep
 from tests.compare import DEVICES, assert_close
@@ -42,7 +43,7 @@ def batch_of(count, side=4, classes=3):
 def step_of(model, *settings):
     config = tiny_config(*settings)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    return GradientStep(model, config, scaler, torch.device("cpu"), 3)
+    return GradientStep(model, config, scaler, torch.device("cpu"), ClassObjective(config, 3))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -4,7 +4,16 @@ from typing import Annotated
 
 import typer
 
-from cbsa.cli import analyses, bench, reproduce, train, weights
+from cbsa.cli import (
+    analyses,
+    bench,
+    reproduce,
+    segment,
+    segmentation_cost,
+    segmentation_noise,
+    train,
+    weights,
+)
 from cbsa.cli.demo import demo
 from cbsa.cli.explain import explain
 from cbsa.cli.models import models
@@ -17,8 +26,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 analyses.register(reproduce.app)
+segmentation_cost.register(reproduce.app)
+segmentation_noise.register(reproduce.app)
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(bench.app, name="bench")
+app.add_typer(segment.app, name="segment")
 app.command()(demo)
 app.command()(explain)
 app.command()(train.train)

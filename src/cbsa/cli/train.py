@@ -4,7 +4,7 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from cbsa.train import Result, TrainConfig
+    from cbsa.train.config import RunConfig
 
 _MOST_CLASSES_LISTED = 20
 
@@ -32,7 +33,7 @@ def train(
     recipe: Annotated[str | None, typer.Argument(help="Name of a recipe; see --list.")] = None,
     settings: Settings = None,
     out: Out = None,
-    list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
     show: Show = False,
 ) -> None:
     """Train a classifier, or go on with a run that was interrupted: the same command resumes it.
@@ -41,12 +42,12 @@ def train(
     """
     from cbsa.train import RECIPES
 
-    if list_recipes or recipe is None:
-        _list_recipes(RECIPES)
+    if list_all or recipe is None:
+        list_recipes(RECIPES, "cbsa train")
         return
     config = configure(recipe, settings)
     if show:
-        _show(recipe, config)
+        show_recipe(RECIPES[recipe], config)
         return
     _run(config, out or Path("outputs") / "train" / f"{config.recipe}-seed{config.seed}")
 
@@ -62,11 +63,13 @@ def finetune(
     show: Show = False,
 ) -> None:
     """Fine-tune trained weights on another data set; the classifier is made anew for its classes."""
+    from cbsa.train import RECIPES
+
     config = configure(recipe, settings)
     if weights is not None:
         config = replace(config, model=replace(config.model, weights=weights))
     if show:
-        _show(recipe, config)
+        show_recipe(RECIPES[recipe], config)
         return
     if config.model.weights is None and not config.model.kwargs.get("pretrained"):
         raise typer.BadParameter("fine-tuning needs weights to start from: give --weights FILE_OR_FOLDER")
@@ -86,8 +89,8 @@ def evaluate(
     from cbsa.train.assess import CHOICES, assess, config_of_run
     from cbsa.train.fields import override
 
-    console = Console(quiet=not _is_main())
-    with _friendly():
+    console = Console(quiet=not is_main())
+    with friendly():
         check_choice("--checkpoint", checkpoint, CHOICES)
         folder = Path(target)
         if folder.is_dir():
@@ -108,7 +111,7 @@ def evaluate(
         accuracy = dict(zip(result.classes, per_class_accuracy(metrics.confusion).tolist(), strict=True))
         numbers["per_class"] = {k: None if math.isnan(v) else v for k, v in accuracy.items()}
         _print_classes(console, accuracy)
-    if out is not None and _is_main():
+    if out is not None and is_main():
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(numbers, indent=2) + "\n")
         console.print(f"Written: {escape(str(out))}", soft_wrap=True)
@@ -125,7 +128,7 @@ def plot(
     from cbsa.report import plot_curves
     from cbsa.train.log import read_epochs
 
-    with _friendly():
+    with friendly():
         names = [folder.name for folder in runs]
         curves = {}
         for folder in runs:
@@ -140,14 +143,14 @@ def plot(
     )
 
 
-def run_to_end(config: "TrainConfig", folder: Path, console: Console) -> "Result":
+def run_to_end(config: "RunConfig", folder: Path, console: Console) -> "Result":
     """Train with progress on the console; a stop or a failure ends the program with its message."""
     from cbsa.data import TooManyCorruptImages
     from cbsa.train import NonFiniteError, StoppedError
     from cbsa.train import train as run
 
     try:
-        with _friendly():
+        with friendly():
             return run(config, folder, console=console)
     except StoppedError as stop:
         console.print(f"[yellow]{escape(str(stop))}[/yellow]", soft_wrap=True, highlight=False)
@@ -159,7 +162,7 @@ def run_to_end(config: "TrainConfig", folder: Path, console: Console) -> "Result
 
 
 def _run(config: "TrainConfig", folder: Path) -> None:
-    console = Console(quiet=not _is_main())
+    console = Console(quiet=not is_main())
     result = run_to_end(config, folder, console)
     summary = result.summary
     console.print(
@@ -168,7 +171,7 @@ def _run(config: "TrainConfig", folder: Path) -> None:
         f"{summary['best_epoch']}; {summary['seconds']:.0f} s",
         highlight=False,
     )
-    if result.metrics is not None and _is_main():
+    if result.metrics is not None and is_main():
         _draw(result, console)
     console.print(
         f"[bold]Look at {escape(str(folder))}[/bold]: curves.png, confusion.png, model/, summary.json",
@@ -189,7 +192,7 @@ def _draw(result: "Result", console: Console) -> None:
         _print_classes(console, dict(zip(classes, per_class_accuracy(confusion).tolist(), strict=True)))
 
 
-def _is_main() -> bool:
+def is_main() -> bool:
     """Whether this is the process that talks and writes: the only one, or torchrun's first."""
     return os.environ.get("RANK", "0") == "0"
 
@@ -198,12 +201,12 @@ def configure(recipe_name: str, settings: list[str] | None) -> "TrainConfig":
     """Settings of a recipe, changed by name=value."""
     from cbsa.train import override, recipe
 
-    with _friendly():
+    with friendly():
         return override(recipe(recipe_name), settings or [])
 
 
 @contextmanager
-def _friendly() -> Iterator[None]:
+def friendly() -> Iterator[None]:
     """Turn errors of the user into messages."""
     from cbsa.models import CheckpointError
     from cbsa.train.run_folder import FolderInUseError
@@ -214,18 +217,20 @@ def _friendly() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from error
 
 
-def _list_recipes(recipes: dict[str, Any]) -> None:
-    table = Table("recipe", "what it trains", title="Recipes: cbsa train RECIPE --show says more")
+def list_recipes(recipes: Mapping[str, Any], command: str) -> None:
+    """List recipes with the first line of their descriptions."""
+    table = Table("recipe", "what it trains", title=f"Recipes: {command} RECIPE --show says more")
     for name, function in recipes.items():
         table.add_row(name, (inspect.getdoc(function) or "").splitlines()[0])
     Console().print(table)
 
 
-def _show(recipe: str, config: "TrainConfig") -> None:
-    from cbsa.train import RECIPES, to_dict
+def show_recipe(function: Any, config: "RunConfig") -> None:
+    """Show the description of a recipe and its settings."""
+    from cbsa.train import to_dict
 
     console = Console()
-    console.print(inspect.getdoc(RECIPES[recipe]) or "", highlight=False, markup=False)
+    console.print(inspect.getdoc(function) or "", highlight=False, markup=False)
     console.print_json(json.dumps(to_dict(config)))
 
 

@@ -2,9 +2,10 @@
 
 import os
 import signal
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from cbsa.data.transforms import ImageTransform
 _Key = tuple[int, list[int]]  # epoch and positions of a batch
 
 
-class _Loaded(NamedTuple):
+class Loaded(NamedTuple):
     """A batch on its way from a worker, with the images that could not be read and why."""
 
     images: Tensor
@@ -30,15 +31,66 @@ class _Loaded(NamedTuple):
     failures: list[tuple[str, str]]
 
 
-class BatchDecoder(Dataset[_Loaded]):
+class Source(Protocol):
+    """What a decoder reads from: images by position, with a name for each."""
+
+    def __len__(self) -> int: ...
+
+    def identify(self, index: int) -> str:
+        """Return the path or name of an image, for messages."""
+
+
+class Decoder(Dataset[Loaded]):
     """Reads whole batches; runs in the workers.
+
+    Args:
+        source: the images.
+        tries: images to try for one place of the batch: one that cannot be read is replaced by the next of
+            the source. The place stays empty, and invalid, if none of them can.
+        seed: seed of the run, if reading is random.
+    """
+
+    def __init__(self, source: Source, tries: int = 1, seed: int | None = None) -> None:
+        self.source, self.tries, self.seed = source, tries, seed
+
+    @abstractmethod
+    def blank(self, positions: list[int]) -> Loaded:
+        """Make a batch in which nothing is valid yet."""
+
+    @abstractmethod
+    def read(self, index: int) -> tuple[Tensor, Tensor | int]:
+        """Read an image and its target; raise if they cannot be read."""
+
+    def __getitem__(self, key: _Key) -> Loaded:
+        epoch, positions = key
+        batch = self.blank(positions)
+        for place, position in enumerate(positions):
+            if position >= 0:
+                self._fill(batch, place, epoch, position)
+        return batch
+
+    def _fill(self, batch: Loaded, place: int, epoch: int, position: int) -> None:
+        for ahead in range(min(self.tries, len(self.source))):
+            index = (position + ahead) % len(self.source)
+            try:
+                with nullcontext() if self.seed is None else seeded("augment", self.seed, epoch, position):
+                    image, target = self.read(index)
+                batch.images[place] = image
+            except Exception as error:  # a file from outside may break its reader in any way
+                batch.failures.append((self.source.identify(index), f"{type(error).__name__}: {error}"))
+                continue
+            batch.targets[place], batch.indices[place], batch.valid[place] = target, index, True
+            return
+
+
+class BatchDecoder(Decoder):
+    """Reads images with their classes.
 
     Args:
         source: the images.
         transform: makes (C, S, S) bytes of an image.
         shape: (C, S, S).
-        tries: images to try for one place of the batch: one that cannot be read is replaced by the next of
-            the source. The place stays empty, and invalid, if none of them can.
+        tries: see :class:`Decoder`.
         seed: seed of the run, if the transform is random.
     """
 
@@ -50,36 +102,24 @@ class BatchDecoder(Dataset[_Loaded]):
         tries: int = 1,
         seed: int | None = None,
     ) -> None:
-        self.source, self.transform, self.shape, self.tries, self.seed = source, transform, shape, tries, seed
+        super().__init__(source, tries, seed)
+        self.images, self.transform, self.shape = source, transform, shape
 
-    def __getitem__(self, key: _Key) -> _Loaded:
-        epoch, positions = key
+    def blank(self, positions: list[int]) -> Loaded:
+        """Make a batch of black images, with the classes of those that are to be read."""
         count = len(positions)
-        batch = _Loaded(
+        return Loaded(
             torch.zeros((count, *self.shape), dtype=torch.uint8),
-            torch.zeros(count, dtype=torch.int64),
+            torch.tensor([int(self.images.labels[p]) if p >= 0 else 0 for p in positions], dtype=torch.int64),
             torch.tensor(positions, dtype=torch.int64),
             torch.zeros(count, dtype=torch.bool),
             [],
         )
-        for place, position in enumerate(positions):
-            if position >= 0:
-                self._fill(batch, place, epoch, position)
-        return batch
 
-    def _fill(self, batch: _Loaded, place: int, epoch: int, position: int) -> None:
-        batch.targets[place] = int(self.source.labels[position])
-        for ahead in range(min(self.tries, len(self.source))):
-            index = (position + ahead) % len(self.source)
-            try:
-                image, label = self.source.read(index)
-                with nullcontext() if self.seed is None else seeded("augment", self.seed, epoch, position):
-                    batch.images[place] = self.transform(image)
-            except Exception as error:  # a file from outside may break its reader in any way
-                batch.failures.append((self.source.identify(index), f"{type(error).__name__}: {error}"))
-                continue
-            batch.targets[place], batch.indices[place], batch.valid[place] = label, index, True
-            return
+    def read(self, index: int) -> tuple[Tensor, int]:
+        """Read an image and its class."""
+        image, label = self.images.read(index)
+        return self.transform(image), label
 
 
 class _Schedule:
@@ -109,7 +149,7 @@ class HostTrainLoader(TrainLoader):
 
     def __init__(
         self,
-        decoder: BatchDecoder,
+        decoder: Decoder,
         order: EpochOrder,
         workers: int,
         device: torch.device,
@@ -144,7 +184,7 @@ class HostEvalLoader(EvalLoader):
 
     def __init__(
         self,
-        decoder: BatchDecoder,
+        decoder: Decoder,
         batch_size: int,
         workers: int,
         device: torch.device,
@@ -170,8 +210,8 @@ def at_most_one_a_core(workers: int) -> int:
 
 
 def _make_loader(
-    decoder: BatchDecoder, schedule: _Schedule, workers: int, device: torch.device
-) -> DataLoader[_Loaded]:
+    decoder: Decoder, schedule: _Schedule, workers: int, device: torch.device
+) -> DataLoader[Loaded]:
     workers = at_most_one_a_core(workers)
     return DataLoader(
         decoder,
@@ -197,8 +237,8 @@ def _as_it_is(loaded: Any) -> Any:
 
 
 def _deliver(
-    loader: Iterable[_Loaded], device: torch.device, corrupt: CorruptLog
-) -> Iterator[tuple[_Loaded, Batch]]:
+    loader: Iterable[Loaded], device: torch.device, corrupt: CorruptLog
+) -> Iterator[tuple[Loaded, Batch]]:
     """Record what could not be read, and copy batches to the device, on a GPU one ahead of their use."""
     if device.type != "cuda":
         for loaded in loader:
@@ -206,7 +246,7 @@ def _deliver(
             yield loaded, _copy(loaded, device)
         return
     copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    ahead: tuple[_Loaded, Batch, torch.cuda.Event] | None = None
+    ahead: tuple[Loaded, Batch, torch.cuda.Event] | None = None
     for loaded in loader:
         corrupt.record_all(loaded.failures)
         with torch.cuda.stream(copying):
@@ -218,14 +258,14 @@ def _deliver(
         yield _release(*ahead)
 
 
-def _copy(loaded: _Loaded, device: torch.device) -> Batch:
+def _copy(loaded: Loaded, device: torch.device) -> Batch:
     images, targets, valid = (
         tensor.to(device, non_blocking=True) for tensor in (loaded.images, loaded.targets, loaded.valid)
     )
     return Batch(images, targets, loaded.indices, valid)
 
 
-def _release(loaded: _Loaded, batch: Batch, done: torch.cuda.Event) -> tuple[_Loaded, Batch]:
+def _release(loaded: Loaded, batch: Batch, done: torch.cuda.Event) -> tuple[Loaded, Batch]:
     """Let the current stream wait for the copy, and keep the memory until that stream is done with it."""
     stream = torch.cuda.current_stream(batch.images.device)
     stream.wait_event(done)

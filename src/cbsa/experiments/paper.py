@@ -57,3 +57,15 @@ EXTRACTION_RANK: dict[str, tuple[int, int]] = {
     "pool": (64, 64),
     "learned": (5, 64),
 }  # found, largest possible
+
+# The authors' CBT decoders on ADE20K (150 classes), by the size of the encoder: parameters in millions, FLOPs
+# in G at 512×512 px (L: 640×640), mIoU. The paper draws mIoU; these numbers come with their code.
+CBT_DECODERS: dict[str, tuple[float, float, float]] = {
+    "T": (0.377, 1.5, 39.1),
+    "S": (0.753, 2.3, 45.8),
+    "B": (2.896, 7.8, 49.3),
+    "L": (5.713, 22.3, 53.3),
+}
+
+# Section 4.2: the best CBT decoder (L) over Segmenter's: shares of FLOPs and of pairwise similarities.
+CBT_DECODER_SHARES = (0.20, 0.0006)

@@ -62,26 +62,36 @@ class Attention(nn.Module, ABC):
         Padding tokens of the input are 0 before the projection; what is returned for them is ignored.
         """
 
+    def check_tokens(self, argument: str, x: Tensor) -> None:
+        """Check that ``x`` is a floating-point tensor (B, N, dim) with tokens."""
+        check_floating(argument, x)
+        if x.dim() != 3 or x.shape[1] < 1 or x.shape[2] != self.dim:
+            raise ValueError(
+                f"{argument} must have shape (B, N, {self.dim}) with N >= 1, got {tuple(x.shape)}"
+            )
+
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Tokens x (B, N, dim) within each head, (B, H, N, p) for each stream."""
         projected: Tensor = self.proj(x)
         heads = projected.view(*x.shape[:2], self.streams, self.num_heads, self.head_dim)
         return heads.permute(2, 0, 3, 1, 4).unbind(0)
 
+    def project_back(self, heads: Tensor) -> Tensor:
+        """Tokens (B, N, dim) of what each head holds, (B, H, N, p)."""
+        out = heads.transpose(1, 2).flatten(2)  # (B, N, H p)
+        return out @ self.proj.weight.to(out.dtype) if self.to_out is None else self.to_out(out)
+
     def forward(
         self, x: Tensor, grid: int | Sequence[int] | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """Mix tokens x (B, N, dim); see the class."""
-        check_floating("x", x)
-        if x.dim() != 3 or x.shape[1] < 1 or x.shape[2] != self.dim:
-            raise ValueError(f"x must have shape (B, N, {self.dim}) with N >= 1, got {tuple(x.shape)}")
+        self.check_tokens("x", x)
         sizes = None if grid is None else check_grid(grid, x.shape[1] - self.num_prefix_tokens)
         check_mask(mask, x.shape[0], x.shape[1], x.device)
         padding = None if mask is None else ~mask.unsqueeze(-1)  # (B, N, 1)
         if padding is not None:
             x = x.masked_fill(padding, 0)
-        out = self.attend(self.project(x), sizes, mask).transpose(1, 2).flatten(2)  # (B, N, H p)
-        out = out @ self.proj.weight.to(out.dtype) if self.to_out is None else self.to_out(out)
+        out = self.project_back(self.attend(self.project(x), sizes, mask))
         return out if padding is None else out.masked_fill(padding, 0)
 
     def reset_parameters(self) -> None:

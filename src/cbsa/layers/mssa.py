@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cbsa._checks import check_choice, check_positive_number
+from cbsa._checks import check_choice, check_mask, check_positive_number
 from cbsa.layers.attention import Attention, softmax_key_mask
 from cbsa.ops.precision import solve_dtype
 from cbsa.ops.resolvent import resolvent
@@ -17,6 +17,9 @@ class MSSA(Attention):
 
     It is CBSA with the tokens themselves as representatives. ``contraction="exact"`` is the gradient step
     that the softmax approximates, W (I + p/(N ε²)·WᵀW)⁻¹, which is linear in N.
+
+    ``forward(x, grid, mask, query=q)`` is cross-attention: tokens q (B, M, dim), projected by the same bases,
+    gather from the tokens x, and the result has the shape of q (DEPICT's second mode; softmax alone).
 
     Args:
         dim: width of the tokens.
@@ -45,6 +48,24 @@ class MSSA(Attention):
         self.step_out = nn.Parameter(torch.empty(1)) if tied else None
         self.reset_parameters()
 
+    def forward(
+        self,
+        x: Tensor,
+        grid: int | Sequence[int] | None = None,
+        mask: Tensor | None = None,
+        query: Tensor | None = None,
+    ) -> Tensor:
+        """Mix tokens x (B, N, dim), or gather from them for tokens ``query`` (B, M, dim); see the class."""
+        if query is None:
+            return super().forward(x, grid, mask)
+        self._check_query(x, query)
+        check_mask(mask, x.shape[0], x.shape[1], x.device)
+        if mask is not None:
+            x = x.masked_fill(~mask.unsqueeze(-1), 0)
+        (w,), (q,) = self.project(x), self.project(query)
+        out = F.scaled_dot_product_attention(q, w, w, attn_mask=softmax_key_mask(mask))  # (B, H, M, p)
+        return self.project_back(self._step(out))
+
     def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
         """Attend from every token to every token within each head."""
         (w,) = streams
@@ -55,4 +76,15 @@ class MSSA(Attention):
         else:
             count = mask.sum(-1).clamp_min(1).to(solve_dtype(w.device))[:, None, None, None]
             out = resolvent(w, self.head_dim / (count * self.eps**2))
+        return self._step(out)
+
+    def _step(self, out: Tensor) -> Tensor:
         return out if self.step_out is None else self.step_out.to(out.dtype) * out
+
+    def _check_query(self, x: Tensor, query: Tensor) -> None:
+        if self.contraction != "softmax":
+            raise ValueError(f"query= needs contraction='softmax', but it is {self.contraction!r}")
+        self.check_tokens("x", x)
+        self.check_tokens("query", query)
+        if x.shape[0] != query.shape[0]:
+            raise ValueError(f"x and query must have one batch size, got {x.shape[0]} and {query.shape[0]}")

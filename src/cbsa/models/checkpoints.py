@@ -102,7 +102,7 @@ def fit_positions(state_dict: dict[str, Tensor], model: Transformer) -> dict[str
     return state_dict | {"pos_embed": torch.cat([positions[:, :1], patches], 1)}
 
 
-def load_weights(model: Transformer | ToST, state_dict: dict[str, Tensor], source: str) -> None:
+def load_weights(model: torch.nn.Module, state_dict: dict[str, Tensor], source: str) -> None:
     """Load a state dict in our names; if it does not fit, say which tensors disagree."""
     if isinstance(model, Transformer):
         state_dict = fit_positions(state_dict, model)

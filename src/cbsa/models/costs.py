@@ -74,19 +74,23 @@ def pairwise_similarities(model: Transformer | ToST, img_size: int) -> int:
         return len(model.blocks) * patches * int(model.embed_dim) + int(class_rows) * (patches + 1)
     side = -(-img_size // model.patch_size)
     n = side * side + model.num_prefix_tokens
-    total = 0
-    for block in model.blocks:
-        layer = block.attn
-        assert isinstance(layer, Attention)
-        if isinstance(layer, CBSA):
-            m = layer.num_representatives
-            each = m * n + (m * (m + 1) // 2 if layer.contraction != "none" else 0)
-        elif isinstance(layer, (MSSA, MHSA)):
-            each = n * n
-        else:
-            each = n * layer.head_dim
-        total += layer.num_heads * each
-    return total
+    return sum(layer_similarities(block.attn, n) for block in model.blocks if isinstance(block, Block))
+
+
+def layer_similarities(layer: Attention, n: int) -> int:
+    """Similarities that one attention layer computes for n tokens; see :func:`pairwise_similarities`."""
+    if isinstance(layer, CBSA):
+        m = layer.num_representatives
+        return layer.num_heads * (m * n + (m * (m + 1) // 2 if layer.contraction != "none" else 0))
+    if isinstance(layer, (MSSA, MHSA)):
+        return layer.num_heads * n * n
+    return layer.num_heads * n * layer.head_dim
+
+
+def attention_macs(layer: Attention, tokens: Tokens) -> int:
+    """Multiply-accumulates of one attention layer, its projections included."""
+    inner = layer.num_heads * layer.head_dim
+    return tokens.count * layer.dim * inner * (layer.streams + 1) + _mixing(layer, inner, tokens)
 
 
 def _stem(model: Transformer, img_size: int) -> int:
@@ -123,11 +127,8 @@ def _modules(container: object) -> list[Any]:
 
 
 def _block(block: Block, tokens: Tokens) -> int:
-    n, layer = tokens.count, block.attn
-    inner = layer.num_heads * layer.head_dim
-    projections = n * layer.dim * inner * (layer.streams + 1)
     products = 2 if isinstance(block.ff, ISTA) else 8
-    return projections + _mixing(layer, inner, tokens) + products * n * layer.dim**2
+    return attention_macs(block.attn, tokens) + products * tokens.count * block.attn.dim**2
 
 
 def _mixing(layer: Attention, inner: int, tokens: Tokens) -> int:

@@ -15,29 +15,33 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def plot_curves(runs: Mapping[str, Records]) -> Figure:
-    """Draw loss (training dashed, validation solid), top-1 accuracy and learning rate, a colour per run.
+    """Draw loss (training dashed, validation solid), accuracy and learning rate, a colour per run.
+
+    The accuracy is top-1 of classifiers, or mIoU where some run has that.
 
     Args:
         runs: name -> records of its epochs, dictionaries with ``epoch`` and any of ``train_loss``,
-            ``val_loss``, ``val_top1`` (0 to 100) and ``lr``. What is missing or not finite leaves a gap; a
-            record without ``epoch`` counts by its place.
+            ``val_loss``, ``val_top1`` or ``val_miou`` (0 to 100) and ``lr``. What is missing or not finite
+            leaves a gap; a record without ``epoch`` counts by its place.
     """
     if not runs:
         raise ValueError("runs is empty: give the records of at least one run")
-    names = [_label(name, records) for name, records in runs.items()]
+    segments = any(math.isfinite(_value(r, "val_miou")) for records in runs.values() for r in records)
+    score, title = ("val_miou", "Mean IoU, %") if segments else ("val_top1", "Top-1 accuracy, %")
+    names = [_label(name, records, score) for name, records in runs.items()]
     columns = min(max(1, 130 // (8 + max(map(len, names)))), len(names), 4)  # 130 letters fit the width
     figure = new_figure(10.5, 3.3 + 0.22 * -(-len(names) // columns))
-    loss, top1, rate = figure.subplots(1, 3, width_ratios=(5, 5, 3.2))
+    loss, accuracy, rate = figure.subplots(1, 3, width_ratios=(5, 5, 3.2))
     handles = []
     for records, colour in zip(runs.values(), colours(len(runs)), strict=True):
         _draw(loss, records, "train_loss", color=colour, linestyle=(0, (4, 2)), alpha=0.75)
         _draw(loss, records, "val_loss", color=colour)
-        _draw(top1, records, "val_top1", color=colour)
+        _draw(accuracy, records, score, color=colour)
         _draw(rate, records, "lr", color=colour)
         handles.append(Line2D([], [], color=colour, linewidth=2.5))
-    panels = ((loss, "Loss"), (top1, "Top-1 accuracy, %"), (rate, "Learning rate"))
-    for axes, title in panels:
-        tidy(axes, title, "epoch")
+    panels = ((loss, "Loss"), (accuracy, title), (rate, "Learning rate"))
+    for axes, heading in panels:
+        tidy(axes, heading, "epoch")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
         axes.set_xlim(axes.get_xlim()[0] - 0.3, axes.get_xlim()[1] + 0.3)  # one epoch is some room too
         if not axes.lines:
@@ -69,8 +73,8 @@ def _value(record: Mapping[str, Any], key: str) -> float:
     return number if math.isfinite(number) else math.nan
 
 
-def _label(name: str, records: Records) -> str:
-    """The run's name, with its best accuracy where it has one."""
-    values = [v for v in (_value(r, "val_top1") for r in records) if math.isfinite(v)]
+def _label(name: str, records: Records, score: str) -> str:
+    """The run's name, with its best score where it has one."""
+    values = [v for v in (_value(r, score) for r in records) if math.isfinite(v)]
     best = f"  (best {max(values):.1f} %)" if values else ""
     return shorten(name, 40) + best

@@ -1,4 +1,4 @@
-"""Training, fine-tuning and evaluation of classifiers: recipes, one loop, exact resumption.
+"""Training, fine-tuning and evaluation of classifiers and segmenters: recipes, one loop, exact resumption.
 
 ``train(recipe("digits_cbt"), "outputs/digits")`` trains, or goes on where it was; under ``torchrun`` in
 several processes.

@@ -5,13 +5,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cbsa.data import CorruptLog, open_source
-from cbsa.models.compiling import compile_blocks
+from cbsa.data import CorruptLog
+from cbsa.train.classification import Classification
 from cbsa.train.config import TrainConfig
 from cbsa.train.display import Display
 from cbsa.train.distributed import join_world
-from cbsa.train.evaluation import Metrics, evaluate
-from cbsa.train.initial import build_model
+from cbsa.train.evaluation import Metrics
 from cbsa.train.pipeline import load_for_evaluation
 from cbsa.train.run_folder import read_config
 
@@ -46,20 +45,13 @@ def assess(config: TrainConfig, console: Console | None = None) -> Assessment:
     if config.model.weights is None and not config.model.kwargs.get("pretrained"):
         raise ValueError("there are no weights to evaluate: give model.weights=FILE_OR_FOLDER")
     with join_world(config.runtime) as world, Display(console if world.is_main else None) as display:
-        source = open_source(config.data, train=False)
+        task = Classification(config)
+        source = task.open(train=False)
         corrupt = CorruptLog(config.data.max_corrupt, report=display.warn)
-        loader = load_for_evaluation(source, config, world, corrupt, display)
-        model = build_model(config, len(source.classes)).to(world.device)
+        loader = load_for_evaluation(task, source, world, corrupt, display)
+        model = task.build_model(len(source.classes)).to(world.device)
         if config.runtime.compile:
-            compile_blocks(model)
+            task.compile_model(model)
         with display.task("Evaluating") as update:
-            metrics = evaluate(
-                model,
-                loader,
-                data=config.data,
-                num_classes=len(source.classes),
-                precision=config.runtime.precision,
-                world=world,
-                progress=update,
-            )
+            metrics = task.evaluate(model, loader, len(source.classes), world, update)
         return Assessment(metrics, list(source.classes), corrupt.count)

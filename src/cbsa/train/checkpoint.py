@@ -11,8 +11,9 @@ import torch
 
 from cbsa._files import write_atomically
 from cbsa.models.checkpoints import MAX_BYTES, CheckpointError
-from cbsa.train.config import TrainConfig
-from cbsa.train.fields import from_dict, to_dict
+from cbsa.train.config import RunConfig, TrainConfig
+from cbsa.train.fields import to_dict
+from cbsa.train.kinds import config_of, expect
 
 FORMAT = "cbsa-run-1"
 _NAME = re.compile(r"step-(\d+)\.pt")
@@ -35,7 +36,7 @@ class CheckpointFolder:
         found = [path for path in self.folder.glob("*.pt") if _NAME.fullmatch(path.name)]
         return sorted(found, key=_step_of, reverse=True)
 
-    def save(self, state: dict[str, Any], step: int, config: TrainConfig) -> bool:
+    def save(self, state: dict[str, Any], step: int, config: RunConfig) -> bool:
         """Write a checkpoint and remove old ones; False, and a message, if it could not be written.
 
         A full disk stops nothing: older checkpoints stay, and the next one is tried in its turn.
@@ -48,7 +49,7 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
         return True
 
-    def save_best(self, state: dict[str, Any], config: TrainConfig) -> bool:
+    def save_best(self, state: dict[str, Any], config: RunConfig) -> bool:
         """Write ``best.pt``; False, and a message, if it could not be written."""
         return self._write(self.folder / "best.pt", state, config)
 
@@ -66,7 +67,7 @@ class CheckpointFolder:
                 )
         return None
 
-    def _write(self, path: Path, state: dict[str, Any], config: TrainConfig) -> bool:
+    def _write(self, path: Path, state: dict[str, Any], config: RunConfig) -> bool:
         content = {"format": FORMAT, "config": json.dumps(to_dict(config)), **state}
         try:
             write_atomically(path, lambda file: torch.save(content, file))
@@ -103,5 +104,5 @@ def _step_of(path: Path) -> int:
 
 
 def stored_config(content: dict[str, Any]) -> TrainConfig:
-    """The settings inside a checkpoint."""
-    return from_dict(TrainConfig, json.loads(content["config"]))
+    """The settings inside a checkpoint of a classifier."""
+    return expect(TrainConfig, config_of(json.loads(content["config"])), "the checkpoint")

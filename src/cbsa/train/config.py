@@ -6,8 +6,8 @@ from typing import Any
 from cbsa._checks import check_choice, check_int, check_number, check_positive_number
 from cbsa.data.config import AugmentConfig, DataConfig
 
-OPTIMIZERS = ("lion", "adamw")
-SCHEDULES = ("cosine", "reference", "constant")
+OPTIMIZERS = ("lion", "adamw", "sgd")
+SCHEDULES = ("cosine", "reference", "constant", "poly")
 PRECISIONS = ("fp32", "bf16", "fp16")
 PARALLELISMS = ("ddp", "fsdp")
 SWITCHES = ("auto", "on", "off")
@@ -36,14 +36,15 @@ class OptimizerConfig:
     """The optimiser, from timm.
 
     Attributes:
-        name: ``"lion"`` or ``"adamw"``.
+        name: ``"lion"``, ``"adamw"`` or ``"sgd"`` (with momentum, not Nesterov's).
         lr: learning rate at the top of the schedule.
-        weight_decay: decoupled weight decay.
-        betas: momentum coefficients.
+        weight_decay: decoupled weight decay; with ``"sgd"`` it is added to the gradient.
+        betas: momentum coefficients of ``"lion"`` and ``"adamw"``.
         decay_all: decay every parameter, as the reference does; otherwise biases, norms and what the model's
             ``no_weight_decay`` names (positions, CLS, step sizes) are left alone.
         layer_decay: factor of the learning rate from each block to the one below it, for fine-tuning.
         clip_grad: largest norm of the gradient; 0 for no clipping.
+        momentum: momentum coefficient of ``"sgd"``.
     """
 
     name: str = "lion"
@@ -53,6 +54,7 @@ class OptimizerConfig:
     decay_all: bool = True
     layer_decay: float = 1.0
     clip_grad: float = 0.0
+    momentum: float = 0.9
 
     def __post_init__(self) -> None:
         check_choice("optimizer.name", self.name, OPTIMIZERS)
@@ -62,6 +64,8 @@ class OptimizerConfig:
                 raise ValueError(f"optimizer.{name} must be at least 0, got {getattr(self, name)}")
         if len(self.betas) != 2 or not all(0 <= check_number("optimizer.betas", b) < 1 for b in self.betas):
             raise ValueError(f"optimizer.betas must be two numbers of at least 0, below 1, got {self.betas}")
+        if not 0 <= check_number("optimizer.momentum", self.momentum) < 1:
+            raise ValueError(f"optimizer.momentum must be at least 0 and below 1, got {self.momentum}")
         if not 0 < check_number("optimizer.layer_decay", self.layer_decay) <= 1:
             raise ValueError(f"optimizer.layer_decay must be above 0 and at most 1, got {self.layer_decay}")
 
@@ -72,21 +76,24 @@ class ScheduleConfig:
 
     Attributes:
         name: ``"cosine"`` (per step: linear warm-up, then cosine), ``"reference"`` (per epoch: cosine from
-            the start, capped by a linear warm-up, as the authors' code has it) or ``"constant"`` (after the
-            warm-up).
+            the start, capped by a linear warm-up, as the authors' code has it), ``"constant"`` (after the
+            warm-up) or ``"poly"`` (per step: linear warm-up, then a power of what remains).
         warmup_epochs: length of the warm-up.
-        min_lr: learning rate at the end of ``"cosine"``.
+        min_lr: learning rate at the end of ``"cosine"`` and ``"poly"``.
+        power: exponent of ``"poly"``.
     """
 
     name: str = "cosine"
     warmup_epochs: float = 0.0
     min_lr: float = 0.0
+    power: float = 0.9
 
     def __post_init__(self) -> None:
         check_choice("schedule.name", self.name, SCHEDULES)
         for name in ("warmup_epochs", "min_lr"):
             if check_number(f"schedule.{name}", getattr(self, name)) < 0:
                 raise ValueError(f"schedule.{name} must be at least 0, got {getattr(self, name)}")
+        check_positive_number("schedule.power", self.power)
 
 
 @dataclass(frozen=True)
@@ -140,8 +147,60 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """A training run.
+class RunConfig:
+    """What runs of every task have in common; the tasks say more of ``model``, ``data`` and ``augment``.
+
+    Attributes:
+        recipe: name of the recipe these settings come from.
+        model: the model and its initial weights.
+        data: data set and sizes of images.
+        augment: augmentation.
+        optimizer: optimiser.
+        schedule: learning rate over time.
+        runtime: device, precision, compilation, parallelism.
+        checkpoint: when the state is written.
+        epochs: passes over the training set.
+        batch_size: images per optimiser step, over all processes and accumulated parts.
+        accumulate: parts that the batch of a process is divided into; gradients are accumulated over them.
+        ema: decay of the moving average of the weights, evaluated and exported instead of them; 0 for none.
+        seed: seed of initialisation, order and augmentation.
+        eval_batch_size: images per evaluation step, over all processes.
+        eval_every: evaluate after every so many epochs, and after the last.
+        log_every: steps between two log entries, and between two looks at the loss on a GPU.
+    """
+
+    recipe: str = "custom"
+    model: Any = None
+    data: Any = None
+    augment: Any = None
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    epochs: int = 150
+    batch_size: int = 256
+    accumulate: int = 1
+    ema: float = 0.0
+    seed: int = 0
+    eval_batch_size: int = 512
+    eval_every: int = 1
+    log_every: int = 50
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "accumulate", "eval_batch_size", "eval_every", "log_every"):
+            check_int(name, getattr(self, name))
+        check_int("seed", self.seed, at_least=0)
+        if not 0 <= check_number("ema", self.ema) < 1:
+            raise ValueError(f"ema must be at least 0 and below 1, got {self.ema}")
+        if self.schedule.min_lr > self.optimizer.lr:
+            raise ValueError(
+                f"schedule.min_lr={self.schedule.min_lr:g} must be at most optimizer.lr={self.optimizer.lr:g}"
+            )
+
+
+@dataclass(frozen=True)
+class TrainConfig(RunConfig):
+    """A run that trains a classifier.
 
     Attributes:
         recipe: name of the recipe these settings come from.
@@ -163,35 +222,15 @@ class TrainConfig:
         log_every: steps between two log entries, and between two looks at the loss on a GPU.
     """
 
-    recipe: str = "custom"
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    epochs: int = 150
-    batch_size: int = 256
-    accumulate: int = 1
     label_smoothing: float = 0.1
-    ema: float = 0.0
-    seed: int = 0
-    eval_batch_size: int = 512
-    eval_every: int = 1
-    log_every: int = 50
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "eval_batch_size", "eval_every", "log_every"):
-            check_int(name, getattr(self, name))
-        check_int("seed", self.seed, at_least=0)
-        for name in ("label_smoothing", "ema"):
-            if not 0 <= check_number(name, getattr(self, name)) < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}")
-        if self.schedule.min_lr > self.optimizer.lr:
-            raise ValueError(
-                f"schedule.min_lr={self.schedule.min_lr:g} must be at most optimizer.lr={self.optimizer.lr:g}"
-            )
+        super().__post_init__()
+        if not 0 <= check_number("label_smoothing", self.label_smoothing) < 1:
+            raise ValueError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
         mixing = self.augment.mixup > 0 or self.augment.cutmix > 0
         if mixing and self.batch_size // self.accumulate % 2:
             raise ValueError(

@@ -14,36 +14,38 @@ from rich.markup import escape
 from torch import Tensor
 
 from cbsa.data import Batch
-from cbsa.models.compiling import compile_blocks
 from cbsa.train.averaging import WeightAverage
 from cbsa.train.checkpoint import CheckpointFolder
-from cbsa.train.config import TrainConfig
+from cbsa.train.config import RunConfig
 from cbsa.train.display import Display
 from cbsa.train.distributed import World, join_world, parallelise, unwrap
-from cbsa.train.evaluation import Metrics, evaluate
-from cbsa.train.initial import build_model, kernels, seed_everything
+from cbsa.train.initial import kernels, seed_everything
 from cbsa.train.log import RunLog
 from cbsa.train.optimizer import build_optimizer, set_learning_rate
-from cbsa.train.outcome import export_model, report_non_finite, summarise
+from cbsa.train.outcome import report_non_finite, summarise
 from cbsa.train.pipeline import Pipeline
 from cbsa.train.run_folder import locked, read_summary, settle_config, write_summary
 from cbsa.train.schedule import learning_rate
 from cbsa.train.state import Progress, TrainState
 from cbsa.train.step import GradientStep
 from cbsa.train.stopping import NonFiniteError, StoppedError, StopRequests
+from cbsa.train.tasks import task_of
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to; ``metrics`` is None if the run had ended before and nothing was done."""
+    """What a run came to; ``metrics`` is None if the run had ended before and nothing was done.
+
+    They are what the task's evaluation gives: :class:`cbsa.train.Metrics` of a classifier.
+    """
 
     folder: Path
     summary: dict[str, Any]
-    metrics: Metrics | None
+    metrics: Any
 
 
 def train(
-    config: TrainConfig,
+    config: RunConfig,
     folder: str | Path,
     *,
     console: Console | None = None,
@@ -55,9 +57,9 @@ def train(
     the result is the same to the last bit as without the interruption.
 
     Args:
-        config: settings; see :mod:`cbsa.train.recipes`.
+        config: settings; see :mod:`cbsa.train.recipes`. Their kind says what is trained.
         folder: folder of the run. It gets ``config.json``, ``log.jsonl``, ``epochs.csv``, ``checkpoints/``,
-            ``model/`` (weights as timm reads them), ``confusion.csv`` and ``summary.json``.
+            ``model/`` (the weights), ``confusion.csv`` and ``summary.json``.
         console: where to show progress; None for silence.
         on_look: called in every process with the number of steps done and the last loss, whenever the losses
             were looked at: after each step on a CPU, every ``log_every`` steps on a GPU.
@@ -86,7 +88,7 @@ class _Run:
 
     def __init__(
         self,
-        config: TrainConfig,
+        config: RunConfig,
         folder: Path,
         world: World,
         display: Display,
@@ -96,17 +98,21 @@ class _Run:
         self.config, self.folder, self.world, self.display = config, folder, world, display
         self.stops, self.on_look = stops, on_look
         seed_everything(config.seed)
-        self.data = Pipeline(config, folder, world, display)
-        model = build_model(config, self.data.num_classes).to(world.device)
+        self.task = task_of(config)
+        self.data = Pipeline(self.task, folder, world, display)
+        model = self.task.build_model(self.data.num_classes).to(world.device)
         wrapped = parallelise(model, config.runtime, world)
         self.model = unwrap(wrapped)
         if config.runtime.compile:
-            compile_blocks(self.model)
+            self.task.compile_model(self.model)
         optimizer = build_optimizer(self.model, config.optimizer)
         scaler = torch.amp.GradScaler(world.device.type, enabled=config.runtime.precision == "fp16")
         average = WeightAverage(self.model, config.ema) if config.ema else None
-        self.state = TrainState(self.model, optimizer, scaler, average, Progress(), world)
-        self.gradients = GradientStep(wrapped, config, scaler, world.device, self.data.num_classes)
+        self.state = TrainState(
+            self.model, optimizer, scaler, average, Progress(), world, self.task.model_arguments
+        )
+        objective = self.task.objective(self.data.num_classes, world)
+        self.gradients = GradientStep(wrapped, config, scaler, world.device, objective)
         self.checkpoints = CheckpointFolder(folder / "checkpoints", config.checkpoint.keep, display.warn)
         self.log = RunLog(folder, display.warn)
         self.look_every = 1 if world.device.type == "cpu" else config.log_every
@@ -131,7 +137,8 @@ class _Run:
     def _introduce(self) -> None:
         parameters = sum(p.numel() for p in self.model.parameters())
         self.display.say(
-            f"[bold]{self.config.model.name}[/bold], {parameters:,} parameters; {self.data.description}; "
+            f"[bold]{escape(self.task.model_name)}[/bold], {parameters:,} parameters; "
+            f"{self.data.description}; "
             f"{self.config.epochs} epochs of {self.steps_per_epoch} steps of {self.config.batch_size}; "
             f"{self.world.size} × {self.world.device}, {self.config.runtime.precision}"
         )
@@ -146,7 +153,7 @@ class _Run:
 
     # --- one epoch ---------------------------------------------------------------------------------------
 
-    def _epoch(self, update: Callable[..., None]) -> Metrics | None:
+    def _epoch(self, update: Callable[..., None]) -> Any:
         """Train to the end of the present epoch, evaluate if it is time, and save."""
         config, progress = self.config, self.state.progress
         epoch, first = divmod(progress.step, self.steps_per_epoch)
@@ -214,23 +221,17 @@ class _Run:
         self.on_look(self.state.progress.step, losses[-1])
         return float(losses[-1])
 
-    def _evaluate(self) -> Metrics:
+    def _evaluate(self) -> Any:
         average = self.state.average
         with (
             average.swapped() if average is not None else nullcontext(),
             self.display.task("Evaluating") as update,
         ):
-            return evaluate(
-                self.model,
-                self.data.evaluation,
-                data=self.config.data,
-                num_classes=self.data.num_classes,
-                precision=self.config.runtime.precision,
-                world=self.world,
-                progress=update,
+            return self.task.evaluate(
+                self.model, self.data.evaluation, self.data.num_classes, self.world, update
             )
 
-    def _close_epoch(self, epoch: int, lr: float, speed: float, metrics: Metrics | None) -> None:
+    def _close_epoch(self, epoch: int, lr: float, speed: float, metrics: Any) -> None:
         """Log the epoch, and note whether it is the best so far."""
         self.data.share_unreadable()
         progress = self.state.progress
@@ -238,15 +239,15 @@ class _Run:
         record: dict[str, Any] = {"epoch": epoch + 1, "train_loss": train_loss}
         progress.epoch_loss = 0.0
         if metrics is not None:
-            record |= {"val_loss": metrics.loss, "val_top1": metrics.top1, "val_top5": metrics.top5}
-            if metrics.top1 > progress.best_top1:
-                progress.best_top1, progress.best_epoch = metrics.top1, epoch + 1
+            record |= self.task.record(metrics)
+            score = self.task.score(metrics)
+            if score > progress.best:
+                progress.best, progress.best_epoch = score, epoch + 1
         record |= {"lr": lr, "images_per_second": speed, **self._memory()}
         self._add_to_log("epoch", record)
         self.display.say(
             f"epoch {epoch + 1:>3}/{self.config.epochs}  loss {train_loss:.4f}"
-            + (f"  val {metrics.loss:.4f}  top-1 {metrics.top1:5.2f} %" if metrics else "")
-            + (f"  top-5 {metrics.top5:5.2f} %" if metrics and self.data.num_classes > 5 else "")
+            + (self.task.describe(metrics, self.data.num_classes) if metrics is not None else "")
             + "".join(f"  {k} {v}" for k, v in _status(record).items())
         )
 
@@ -282,14 +283,14 @@ class _Run:
             + ("the state is saved: the same command goes on from here" if kept else "see the warning above"),
         )
 
-    def _finish(self, metrics: Metrics) -> Result:
+    def _finish(self, metrics: Any) -> Result:
         """Export the model and write the summary."""
         self.state.progress.seconds = time.perf_counter() - self.clock
         state = self.state.capture()
         summary: dict[str, Any] = {}
         if self.world.is_main:
-            summary = summarise(self.config, self.folder, self.data, metrics, self.state.progress, self.world)
-            export_model(self.config, self.folder, self.data, state, summary)
+            summary = summarise(self.task, self.folder, self.data, metrics, self.state.progress, self.world)
+            self.task.export(self.folder, self.data.num_classes, state, summary)
             write_summary(self.folder, summary)
         return Result(self.folder, self.world.share(summary), metrics)
 

@@ -14,7 +14,7 @@ from cbsa.train.config import OptimizerConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """Lion or AdamW of timm.
+    """Lion or AdamW of timm, or SGD with momentum.
 
     ``decay_all`` decays every parameter, as the reference does. Otherwise vectors (biases, norms) and the
     model's ``no_weight_decay`` are exempt. ``layer_decay`` below 1 scales the learning rate by depth, after
@@ -31,6 +31,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     else:
         groups = param_groups_weight_decay(model, **options)
     groups = [group for group in groups if group["params"]]
+    if config.name == "sgd":  # timm's name for it; its "sgd" is Nesterov's
+        return create_optimizer_v2(groups, opt="momentum", lr=config.lr, momentum=config.momentum)
     return create_optimizer_v2(groups, opt=config.name, lr=config.lr, betas=config.betas)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from cbsa._files import prepare_folder, write_text_atomically
-from cbsa.train.config import TrainConfig
+from cbsa.train.config import RunConfig, TrainConfig
 from cbsa.train.fields import differences, from_dict, to_dict
+from cbsa.train.kinds import config_of, expect
 
 # Settings that change how a run is carried out but not what it is: they may differ when it goes on.
 FREE = ("runtime.", "checkpoint.", "data.root", "data.workers", "data.store", "data.download", "log_every")
@@ -39,15 +40,16 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def settle_config(folder: Path, config: TrainConfig) -> None:
+def settle_config(folder: Path, config: RunConfig) -> None:
     """Store the settings of a new run; for one that goes on, see that they are the ones it began with.
 
     A run without a checkpoint, stopped by a mistyped setting say, has nothing to go on from: it begins anew.
     """
     path = folder / "config.json"
     if path.is_file() and any((folder / "checkpoints").glob("*.pt")):
-        given = from_dict(TrainConfig, to_dict(config))  # as it is read back, with lists for tuples
-        changed = [n for n in differences(read_config(folder), given) if not n.startswith(FREE)]
+        given = from_dict(type(config), to_dict(config))  # as it is read back, with lists for tuples
+        before = expect(type(config), read_run_config(folder), str(folder))
+        changed = [n for n in differences(before, given) if not n.startswith(FREE)]
         if changed:
             raise ValueError(
                 f"{folder} holds a run with other settings ({', '.join(changed)} differ); go on with the "
@@ -57,12 +59,17 @@ def settle_config(folder: Path, config: TrainConfig) -> None:
 
 
 def read_config(folder: Path) -> TrainConfig:
-    """The settings stored with a run."""
+    """The settings stored with a run that trains a classifier."""
+    return expect(TrainConfig, read_run_config(folder), str(folder))
+
+
+def read_run_config(folder: Path) -> RunConfig:
+    """The settings stored with a run of any task."""
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no config.json: it is not the folder of a run")
     try:
-        return from_dict(TrainConfig, json.loads(path.read_text()))
+        return config_of(json.loads(path.read_text()))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not the configuration of a run: {error}") from error
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,9 +33,14 @@ class Progress:
 
     step: int = 0  # optimiser steps done
     epoch_loss: float = 0.0  # sum of the losses of the present epoch's steps
-    best_top1: float = -1.0
+    best: float = -1.0  # score of the best epoch, in percent
     best_epoch: int = 0
     seconds: float = 0.0  # time spent so far, evaluation included
+
+    @classmethod
+    def of(cls, stored: dict[str, Any]) -> "Progress":
+        """Progress as it is stored; the score was called ``best_top1`` when there were classifiers alone."""
+        return cls(**{"best" if name == "best_top1" else name: value for name, value in stored.items()})
 
 
 @dataclass
@@ -51,6 +57,7 @@ class TrainState:
     average: WeightAverage | None
     progress: Progress
     world: World
+    arguments_of: Callable[[nn.Module], dict[str, Any]] = model_arguments  # what makes the same model again
 
     def capture(self) -> dict[str, Any]:
         """The whole state, on the CPU; all processes take part, and the main one has the result."""
@@ -61,7 +68,7 @@ class TrainState:
             "scaler": self.scaler.state_dict(),
             "progress": asdict(self.progress),
             "random": self.world.gather(_random_state(self.world.device)),
-            "model_args": json.dumps(model_arguments(self.model)),
+            "model_args": json.dumps(self.arguments_of(self.model)),
         }
         if self.average is not None:
             with self.average.swapped():
@@ -85,7 +92,7 @@ class TrainState:
         set_model_state_dict(self.model, state.get("model", {}), options=options)
         set_optimizer_state_dict(self.model, self.optimizer, state.get("optimizer", {}), options=options)
         self.scaler.load_state_dict(small["scaler"])
-        self.progress = Progress(**small["progress"])
+        self.progress = Progress.of(small["progress"])
         if self.world.rank < len(small["random"]):
             _set_random_state(small["random"][self.world.rank], self.world.device)
 

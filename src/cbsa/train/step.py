@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from cbsa.data import Batch, normalise
-from cbsa.train.config import TrainConfig
+from cbsa.data import Batch
+from cbsa.train.config import RunConfig
+from cbsa.train.task import Objective
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _WARM_UPS = 3  # runs before a capture: autotuning, compilation and lazy initialisation happen in them
@@ -22,20 +22,6 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, dtype=_HALF.get(precision), enabled=precision in _HALF)
 
 
-def build_mixup(config: TrainConfig, num_classes: int) -> Any | None:
-    """timm's mixup and CutMix if the run has them; it smooths the labels too."""
-    if not (config.augment.mixup or config.augment.cutmix):
-        return None
-    from timm.data.mixup import Mixup
-
-    return Mixup(  # type: ignore[no-untyped-call]
-        mixup_alpha=config.augment.mixup,
-        cutmix_alpha=config.augment.cutmix,
-        label_smoothing=config.label_smoothing,
-        num_classes=num_classes,
-    )
-
-
 class GradientStep:
     """Puts the gradients of a batch into the parameters and returns its loss.
 
@@ -44,20 +30,19 @@ class GradientStep:
         config: settings of the run.
         scaler: gradient scaler; disabled but for fp16.
         device: where the model is.
-        num_classes: number of classes.
+        objective: how a batch is learnt from.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        config: TrainConfig,
+        config: RunConfig,
         scaler: torch.amp.GradScaler,
         device: torch.device,
-        num_classes: int,
+        objective: Objective,
     ) -> None:
         self.model, self.config, self.scaler, self.device = model, config, scaler, device
-        self.mixup = build_mixup(config, num_classes)
-        self.smoothing = 0.0 if self.mixup else config.label_smoothing
+        self.objective = objective
         self.graph = _CapturedStep(self) if self._can_capture() else None
 
     def __call__(self, batches: Iterator[Batch]) -> Tensor:
@@ -75,23 +60,14 @@ class GradientStep:
         return torch.stack(losses).mean()
 
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Normalised images (B, C, h, w) and targets (B,), or (B, classes) if they are mixed."""
-        data, targets = self.config.data, batch.targets
-        images = normalise(batch.images, data.mean, data.std)
-        if self.mixup is not None and len(images) % 2:
-            raise ValueError(
-                f"augment.mixup and augment.cutmix pair the images of a batch, but each process has "
-                f"{len(images)} at a time; choose batch_size so that its share is even"
-            )
-        if self.mixup is not None:
-            images, targets = self.mixup(images, targets)
-        return images, targets
+        """What the model takes of a batch, and what its output is compared with."""
+        return self.objective.prepare(batch)
 
     def forward_backward(self, images: Tensor, targets: Tensor) -> Tensor:
         """Accumulate the gradients of one micro-batch; returns its loss."""
         with autocast(self.device, self.config.runtime.precision):
             logits = self.model(images)
-        loss = F.cross_entropy(logits.float(), targets, label_smoothing=self.smoothing)
+        loss = self.objective.loss(logits.float(), targets)
         self.scaler.scale(loss / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

@@ -1,4 +1,4 @@
-"""Images with a mask of labels per pixel: Oxford-IIIT Pets trimaps and PASCAL VOC 2012.
+"""Images with a mask of labels per pixel: Oxford-IIIT Pets trimaps, PASCAL VOC 2012 and CamVid.
 
 Files are untrusted: names in lists may not leave the folder, sizes are limited, nothing is unpickled.
 """
@@ -153,7 +153,7 @@ def open_pets_trimaps(root: str | Path, split: str = "test") -> MaskSource:
     folder = _folder(root)
     for official in (folder, folder / "oxford-iiit-pet"):
         if (official / "annotations" / "trimaps").is_dir():
-            names = _names(official / "annotations" / f"{_name(split)}.txt")
+            names = list_names(official / "annotations", split)
             return FileMasks(
                 official,
                 [f"images/{name}.jpg" for name in names],
@@ -180,7 +180,7 @@ def open_voc(root: str | Path, split: str = "val") -> MaskSource:
     folder = _folder(root)
     for official in (folder, folder / "VOC2012", folder / "VOCdevkit" / "VOC2012"):
         if (official / "SegmentationClass").is_dir():
-            names = _names(official / "ImageSets" / "Segmentation" / f"{_name(split)}.txt")
+            names = list_names(official / "ImageSets" / "Segmentation", split)
             return FileMasks(
                 official,
                 [f"JPEGImages/{name}.jpg" for name in names],
@@ -193,6 +193,23 @@ def open_voc(root: str | Path, split: str = "val") -> MaskSource:
     )
 
 
+def open_camvid(root: str | Path, split: str = "val") -> MaskSource:
+    """Open CamVid in the division of SegNet: 0–10 classes, 11 void.
+
+    Args:
+        root: folder with ``SPLIT.parquet`` (columns image, mask).
+        split: ``"train"`` (367 images), ``"val"`` (101) or ``"test"`` (233).
+    """
+    folder = _folder(root)
+    splits = _find_files(folder)
+    if split not in splits:
+        raise FileNotFoundError(
+            f"{folder} has no split {split!r}: found {', '.join(sorted(splits)) or 'no Parquet file'}; give "
+            "the folder of CamVid"
+        )
+    return ParquetMasks(splits[split], "camvid")
+
+
 def _folder(root: str | Path) -> Path:
     folder = Path(root).expanduser()
     if not folder.is_dir():
@@ -200,14 +217,16 @@ def _folder(root: str | Path) -> Path:
     return folder
 
 
-def _name(split: str) -> str:
+def check_split(split: str) -> str:
+    """Return ``split`` if it is a plain name, which cannot lead out of the data set's folder."""
     if not _NAME.fullmatch(split):
         raise ValueError(f"split={split!r} is not the name of a split, such as 'val'")
     return split
 
 
-def _names(file: Path) -> list[str]:
-    """Names of a split's images, the first word of each line; '#' starts a comment."""
+def list_names(folder: Path, split: str) -> list[str]:
+    """Names of a split's images in ``SPLIT.txt``, the first word of each line; '#' starts a comment."""
+    file = folder / f"{check_split(split)}.txt"
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing: it lists the images of the split")
     if file.stat().st_size > _MOST_LIST_BYTES:

@@ -2,14 +2,33 @@
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-
-from cbsa.data.config import DataConfig
+from typing import Protocol
 
 TRAIN_SPLITS = ("train", "trainval")
 VAL_SPLITS = ("val", "valid", "validation", "test")
 
 
-def find_root(config: DataConfig) -> Path:
+class Splits(Protocol):
+    """Settings that say where a data set lies and which of its splits are meant."""
+
+    @property
+    def dataset(self) -> str:
+        """Name of the data set."""
+
+    @property
+    def root(self) -> str | None:
+        """Its folder."""
+
+    @property
+    def train_split(self) -> str:
+        """Name of the training split; empty for the usual one."""
+
+    @property
+    def val_split(self) -> str:
+        """Name of the split to evaluate on; empty for the usual one."""
+
+
+def find_root(config: Splits) -> Path:
     """Return the folder of the data set; raise if it is not given or does not exist."""
     if not config.root:
         raise ValueError(f"data.root is empty: give the folder of data.dataset={config.dataset!r}")
@@ -20,7 +39,7 @@ def find_root(config: DataConfig) -> Path:
 
 
 def choose_split(
-    config: DataConfig, train: bool, available: Collection[str], preferred: Sequence[str] | None = None
+    config: Splits, train: bool, available: Collection[str], preferred: Sequence[str] | None = None
 ) -> str:
     """Return the split that the configuration names, or the first of ``preferred`` that is available."""
     named = config.train_split if train else config.val_split
@@ -29,8 +48,9 @@ def choose_split(
         if split in available:
             return split
     field = "train_split" if train else "val_split"
+    can_hold_out = not train and hasattr(config, "holdout")
     raise FileNotFoundError(
         f"data.root={config.root!r} has no split {' or '.join(map(repr, wanted))}; found "
         f"{', '.join(map(repr, sorted(available))) or 'none'}. Choose one by data.{field}"
-        + ("" if train else ", or evaluate on a part of the training split by data.holdout")
+        + (", or evaluate on a part of the training split by data.holdout" if can_hold_out else "")
     )

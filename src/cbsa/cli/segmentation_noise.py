@@ -1,0 +1,109 @@
+"""``cbsa reproduce fig-seg-noise``: segmenters under noise on their decoders."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cbsa.cli.looking import numbers
+from cbsa.cli.reproduce import prepare, say_where
+from cbsa.cli.train import friendly
+
+_NAME = "fig-seg-noise"
+_CAPTION = (
+    "Noise N(0, σ²) on the parameters of the decoder's attention layers, σ absolute; mean over the seeds. "
+    "The paper draws mIoU on ADE20K, without numbers: CBSA is «extremely robust», the black box "
+    "«collapses»."
+)
+
+
+def fig_seg_noise(
+    model: Annotated[
+        list[str],
+        typer.Option("--model", "-m", help="Folder of a run of cbsa segment train; LABEL=FOLDER names it."),
+    ],
+    sigmas: Annotated[
+        str, typer.Option(help="Standard deviations of the noise, separated by commas.")
+    ] = "0,0.01,0.02,0.05,0.1,0.2,0.5",
+    seeds: Annotated[int, typer.Option(min=1, help="How many draws of the noise for each σ.")] = 3,
+    parts: Annotated[
+        str, typer.Option(help="Parameters to perturb: some of bases, output, own, separated by commas.")
+    ] = "bases,output,own",
+    images: Annotated[int, typer.Option(min=0, help="How many images, evenly spaced; 0 for all.")] = 0,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", help="Settings of the runs to change, e.g. data.val_split=test."),
+    ] = None,
+    checkpoint: Annotated[str, typer.Option(help="Of each run: 'last' or 'best'.")] = "last",
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for picture and numbers.")] = Path(
+        f"outputs/{_NAME}"
+    ),
+) -> None:
+    """Draw mIoU under noise on the decoder's attention layers (figure segmentation, middle and right)."""
+    from cbsa.analysis import NoiseSweep
+    from cbsa.bench.tables import Grid
+    from cbsa.cli.bench import split
+    from cbsa.experiments.report import save_analysis
+    from cbsa.report import plot_noise
+    from cbsa.train import override, to_dict
+    from cbsa.train.display import Display
+    from cbsa.train.segmentation.assess import segment_config_of
+    from cbsa.train.segmentation.noise import noise_sweep
+    from cbsa.train.segmentation.trained import read_segmenter
+
+    prepare(out)
+    console = Console()
+    found: dict[str, NoiseSweep] = {}
+    runs = {}
+    with friendly():
+        values = numbers("--sigmas", sigmas)
+        for label, folder in _name(model).items():
+            config = override(segment_config_of(folder), setting or [])
+            segmenter = read_segmenter(folder, checkpoint)
+            with Display(console) as display, display.task(label) as update:
+                found[label] = noise_sweep(
+                    config,
+                    segmenter,
+                    sigmas=values,
+                    seeds=seeds,
+                    parts=split(parts),
+                    images=images,
+                    progress=update,
+                )
+            runs[label] = {"run": str(folder), "data": to_dict(config)["data"]}
+    cells = [(label, *(f"{v:.1f}" for v in result.mean.tolist())) for label, result in found.items()]
+    columns = ("decoder", *(f"σ = {sigma:g}" for sigma in values))
+    title = "Figure segmentation (middle, right): mIoU in % under noise on the decoder"
+    console.print(Grid(title, columns, cells).rich())
+    console.print(_CAPTION, highlight=False, markup=False)
+    rows = [
+        {"model": label, "sigma": sigma, "seed": seed, "miou": result.scores[i, j].item()}
+        for label, result in found.items()
+        for i, sigma in enumerate(result.sigmas)
+        for j, seed in enumerate(result.seeds)
+    ]
+    results = {
+        "runs": runs,
+        "parts": split(parts),
+        "by_sigma": {label: result.table() for label, result in found.items()},
+    }
+    say_where(console, save_analysis(out, _NAME, {"": plot_noise(found, "Mean IoU, %")}, rows, results))
+
+
+def _name(models: list[str]) -> dict[str, Path]:
+    """Folders of runs by their labels, which are the folders' names unless others are given."""
+    named: dict[str, Path] = {}
+    for given in models:
+        label, equals, path = given.partition("=")
+        folder = Path(path if equals else given)
+        label = label if equals else folder.name
+        if label in named:
+            raise ValueError(f"two models are called {label!r}: name them by --model LABEL=FOLDER")
+        named[label] = folder
+    return named
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(_NAME)(fig_seg_noise)

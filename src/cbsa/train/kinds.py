@@ -1,0 +1,25 @@
+"""Stored settings, read as the kind of run they are of."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from cbsa.train.config import RunConfig, TrainConfig
+from cbsa.train.fields import from_dict
+from cbsa.train.segmentation.config import TASK, SegmentConfig
+
+Config = TypeVar("Config", bound=RunConfig)
+_COMMANDS = {TrainConfig: "cbsa train, eval", SegmentConfig: "cbsa segment train, eval, predict"}
+
+
+def config_of(values: Any) -> RunConfig:
+    """Settings from what JSON gave; every name and type is checked. Those of classifiers name no task."""
+    task = values.get("task") if isinstance(values, Mapping) else None
+    return from_dict(SegmentConfig if task == TASK else TrainConfig, values)
+
+
+def expect(kind: type[Config], config: RunConfig, where: str) -> Config:
+    """Return settings if they are of a kind; otherwise raise, naming the commands for what they are of."""
+    if not isinstance(config, kind):
+        commands = next(text for other, text in _COMMANDS.items() if isinstance(config, other))
+        raise ValueError(f"{where} is of another task than this command's: use {commands}")
+    return config

@@ -1,0 +1,1 @@
+"""Training, evaluating and using segmenters, by the loop that trains classifiers too."""

@@ -1,0 +1,83 @@
+"""What a run that trains a segmenter is."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cbsa._checks import check_choice
+from cbsa.data.mask_config import MaskAugmentConfig, MaskDataConfig
+from cbsa.segmentation.decoders import DECODERS
+from cbsa.segmentation.windows import WindowConfig
+from cbsa.train.config import OptimizerConfig, RunConfig, ScheduleConfig
+
+TASK = "segmentation"
+
+
+@dataclass(frozen=True)
+class SegmenterConfig:
+    """The segmenter and the weights it starts from; see :func:`cbsa.segmentation.create_segmenter`.
+
+    Attributes:
+        encoder: name of a model of ours or of timm.
+        encoder_kwargs: further arguments of it.
+        encoder_weights: weights of the encoder: a run's folder, a folder of a saved model, a file, or
+            ``"timm"`` for those that timm downloads.
+        decoder: ``"cbt"``, ``"depict"`` or ``"mask_transformer"``.
+        decoder_kwargs: arguments of the decoder, e.g. ``model.decoder_kwargs.tied=true`` for CBSA†.
+        weights: weights of a whole segmenter to start from, or to evaluate: a folder of a run or of a saved
+            segmenter, or a checkpoint of a run. The settings above must be those it was made with.
+        checkpointing: recompute activations of the encoder in the backward pass instead of storing them.
+    """
+
+    encoder: str = "cbt_tiny_patch16_224"
+    encoder_kwargs: dict[str, Any] = field(default_factory=dict)
+    encoder_weights: str | None = None
+    decoder: str = "cbt"
+    decoder_kwargs: dict[str, Any] = field(default_factory=dict)
+    weights: str | None = None
+    checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("model.decoder", self.decoder, DECODERS)
+
+
+@dataclass(frozen=True)
+class SegmentConfig(RunConfig):
+    """A run that trains a segmenter.
+
+    By default as the reference: SGD 1e-3, momentum 0.9, no decay, poly 0.9, 64 epochs, batch 8.
+
+    Attributes:
+        recipe: name of the recipe these settings come from.
+        model: the segmenter and its initial weights.
+        data: data set and sizes of images.
+        augment: augmentation.
+        optimizer: optimiser.
+        schedule: learning rate over time.
+        runtime: device, precision, compilation, parallelism.
+        checkpoint: when the state is written.
+        epochs: passes over the training set.
+        batch_size: images per optimiser step, over all processes and accumulated parts.
+        accumulate: parts that the batch of a process is divided into; gradients are accumulated over them.
+        ema: decay of the moving average of the weights, evaluated and exported instead of them; 0 for none.
+        seed: seed of initialisation, order and augmentation.
+        eval_batch_size: images per evaluation step, over all processes.
+        eval_every: evaluate after every so many epochs, and after the last.
+        log_every: steps between two log entries, and between two looks at the loss on a GPU.
+        windows: how images are looked at in evaluation.
+        task: ``"segmentation"``, by which stored settings are told from those of classifiers.
+    """
+
+    model: SegmenterConfig = field(default_factory=SegmenterConfig)
+    data: MaskDataConfig = field(default_factory=MaskDataConfig)
+    augment: MaskAugmentConfig = field(default_factory=MaskAugmentConfig)
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig("sgd", 1e-3, 0.0))
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig("poly"))
+    epochs: int = 64
+    batch_size: int = 8
+    eval_batch_size: int = 8
+    windows: WindowConfig = field(default_factory=WindowConfig)
+    task: str = TASK
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("task", self.task, (TASK,))

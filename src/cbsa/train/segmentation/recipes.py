@@ -1,0 +1,140 @@
+"""Recipes: functions that return the settings of a run that trains a segmenter.
+
+Each says what it needs, what to expect and the command. *Authors* marks the authors' numbers.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from cbsa._checks import check_choice
+from cbsa.data.mask_config import MaskAugmentConfig, MaskDataConfig
+from cbsa.segmentation.windows import WindowConfig
+from cbsa.train.config import OptimizerConfig, RuntimeConfig, ScheduleConfig
+from cbsa.train.segmentation.config import SegmentConfig, SegmenterConfig
+
+Recipe = Callable[[], SegmentConfig]
+SEGMENT_RECIPES: dict[str, Recipe] = {}
+DECODER_OF = {"cbt": "cbt", "depict": "depict", "segmenter": "mask_transformer"}
+_TITLES = {"cbt": "CBT", "depict": "DEPICT", "segmenter": "Segmenter (mask transformer)"}
+
+
+def segment_recipe(name: str) -> SegmentConfig:
+    """The settings of a recipe."""
+    return SEGMENT_RECIPES[check_choice("recipe", name, SEGMENT_RECIPES)]()
+
+
+def _register(name: str, make: Callable[[], SegmentConfig], description: str) -> None:
+    def function() -> SegmentConfig:
+        return make()
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = description
+    SEGMENT_RECIPES[name] = function
+
+
+# --- the paper -----------------------------------------------------------------------------------------
+
+# size: mIoU on ADE20K of the CBT decoder (authors)
+AUTHORS_MIOU = {"tiny": 39.1, "small": 45.8, "base": 49.3, "large": 53.3}
+
+
+def _ade20k(name: str, decoder: str, size: str) -> SegmentConfig:
+    """The reference: SGD 1e-3, momentum 0.9, poly 0.9, 64 epochs, batch 8, crop 512 (640 for large)."""
+    side = 640 if size == "large" else 512
+    return SegmentConfig(
+        recipe=name,
+        model=SegmenterConfig(f"vit_{size}_patch16_384", encoder_weights="timm", decoder=DECODER_OF[decoder]),
+        data=MaskDataConfig(
+            "ade20k",
+            short_side=side,
+            crop=(side, side),
+            mean=(0.5, 0.5, 0.5),  # what these encoders were trained with
+            std=(0.5, 0.5, 0.5),
+            workers=16,
+        ),
+        windows=WindowConfig((side, side), (side - 32, side - 32)),
+        optimizer=OptimizerConfig("sgd", 1e-3, 0.0),
+        schedule=ScheduleConfig("poly"),
+        runtime=RuntimeConfig(compile=True),
+        epochs=64,
+        batch_size=8,
+        eval_every=4,
+    )
+
+
+def _ade20k_recipe(decoder: str, size: str) -> None:
+    name = f"ade20k_{decoder}_{size}"
+    expected = f"Expected: {AUTHORS_MIOU[size]} % mIoU (authors). " if decoder == "cbt" else ""
+    _register(
+        name,
+        lambda: _ade20k(name, decoder, size),
+        f"""{_TITLES[decoder]} decoder on ViT-{size.capitalize()} on ADE20K, as the reference trains it.
+
+    Needs ADE20K, a GPU, and the ViT's weights of timm (downloaded; model.encoder_weights=FILE takes others).
+    {expected}We have not run it.
+
+    Command: ``cbsa segment train {name} data.root=/data/ADEChallengeData2016``
+    """,
+    )
+
+
+# --- a laboratory: one GPU, small data sets --------------------------------------------------------------
+
+_LABORATORY: dict[str, dict[str, Any]] = {
+    "camvid": {
+        # The images, 360 × 480, rounded up to whole patches: evaluation looks at each of them in one window.
+        "crop": (368, 480),
+        "epochs": 200,
+        "what": "CamVid (367 road scenes of 480×360 pixels, 11 classes)",
+        "root": "/data/camvid",
+    },
+    "pets": {
+        "crop": (160, 160),
+        "epochs": 40,
+        "what": "the trimaps of Oxford-IIIT Pets (3,680 images, 3 classes)",
+        "root": "/data/oxford-pets",
+    },
+}
+
+
+def _laboratory(name: str, dataset: str, decoder: str, size: str) -> SegmentConfig:
+    """One recipe for all decoders: AdamW, since nothing here begins with pretrained weights."""
+    lab = _LABORATORY[dataset]
+    return SegmentConfig(
+        recipe=name,
+        model=SegmenterConfig(f"cbt_{size}_patch16_224", {"patch_size": 8}, decoder=DECODER_OF[decoder]),
+        data=MaskDataConfig(dataset, crop=lab["crop"], workers=16),
+        augment=MaskAugmentConfig(),
+        windows=WindowConfig(lab["crop"], tuple(side * 2 // 3 for side in lab["crop"])),
+        optimizer=OptimizerConfig("adamw", 5e-4, 0.05, (0.9, 0.999), decay_all=False, clip_grad=1.0),
+        schedule=ScheduleConfig("poly", warmup_epochs=lab["epochs"] / 20),
+        runtime=RuntimeConfig(compile=True),
+        epochs=lab["epochs"],
+        batch_size=16,
+        eval_batch_size=16,
+        eval_every=lab["epochs"] // 20,
+    )
+
+
+def _laboratory_recipe(dataset: str, decoder: str, size: str) -> None:
+    name, lab = f"{dataset}_{decoder}_{size}", _LABORATORY[dataset]
+    _register(
+        name,
+        lambda: _laboratory(name, dataset, decoder, size),
+        f"""{_TITLES[decoder]} decoder on CBT-{size.capitalize()} with patches of 8 pixels, on {lab["what"]}.
+
+    For comparisons at laboratory scale: encoder and settings are the same for all decoders. The encoder
+    begins at random; model.encoder=NAME and model.encoder_weights=RUN take one that is trained. Needs one
+    GPU. Time and mIoU have not been measured.
+
+    Command: ``cbsa segment train {name} data.root={lab["root"]}``
+    """,
+    )
+
+
+for _decoder in DECODER_OF:
+    for _size in AUTHORS_MIOU:
+        _ade20k_recipe(_decoder, _size)
+    for _dataset in _LABORATORY:
+        for _size in ("tiny", "small"):
+            _laboratory_recipe(_dataset, _decoder, _size)

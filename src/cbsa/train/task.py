@@ -1,0 +1,132 @@
+"""What the training loop has to know of a task: its images, model, loss and evaluation."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from cbsa.data import Batch, CorruptLog, EvalLoader, TrainLoader
+from cbsa.models.compiling import compile_blocks
+from cbsa.train.config import RunConfig
+from cbsa.train.distributed import World
+
+if TYPE_CHECKING:
+    from cbsa.train.state import Progress
+
+Metrics = TypeVar("Metrics")
+Update = Callable[[int, int], None]  # how many are done, and how many there are
+
+
+class Source(Protocol):
+    """The images of a split: how many there are, their classes, and a name for each."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Class names."""
+
+    def __len__(self) -> int: ...
+
+    def identify(self, index: int) -> str:
+        """Return the path or name of an image, for messages."""
+
+
+class Objective(ABC):
+    """How a batch is learnt from."""
+
+    @abstractmethod
+    def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return what the model takes, and what its output is compared with."""
+
+    @abstractmethod
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss, a scalar, of float32 logits."""
+
+
+class Task(ABC, Generic[Metrics]):
+    """A kind of run; one loop, with its checkpoints, resumption and processes, serves all of them."""
+
+    config: RunConfig
+
+    @property
+    @abstractmethod
+    def model_name(self) -> str:
+        """What to call the model."""
+
+    @property
+    @abstractmethod
+    def data_name(self) -> str:
+        """What to call the data set."""
+
+    @property
+    @abstractmethod
+    def max_corrupt(self) -> int:
+        """How many images may be unreadable."""
+
+    def fetch(self) -> None:
+        """Bring the data set here if the run may; one process calls it before the others open anything."""
+
+    # --- images ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def open(self, train: bool) -> Any:
+        """Open the split to train on, or to evaluate on: a :class:`Source` that the loaders read."""
+
+    @abstractmethod
+    def load_train(self, source: Any, world: World, corrupt: CorruptLog, progress: Update) -> TrainLoader:
+        """This process's share of the training images."""
+
+    @abstractmethod
+    def load_eval(self, source: Any, world: World, corrupt: CorruptLog, progress: Update) -> EvalLoader:
+        """This process's share of the images to evaluate on."""
+
+    # --- model -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def build_model(self, num_classes: int) -> nn.Module:
+        """Create the model with its initial weights."""
+
+    def compile_model(self, model: nn.Module) -> None:
+        """Compile the parts of a model in place."""
+        compile_blocks(model)
+
+    @abstractmethod
+    def model_arguments(self, model: nn.Module) -> dict[str, Any]:
+        """What makes the same model again beside the settings; stored in checkpoints as JSON."""
+
+    @abstractmethod
+    def objective(self, num_classes: int, world: World) -> Objective:
+        """How batches are learnt from."""
+
+    # --- evaluation --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def evaluate(
+        self, model: nn.Module, batches: EvalLoader, num_classes: int, world: World, progress: Update
+    ) -> Metrics:
+        """Evaluate the model; every process brings its share of the batches, and all get the result."""
+
+    @abstractmethod
+    def score(self, metrics: Metrics) -> float:
+        """What makes one epoch better than another, in percent."""
+
+    @abstractmethod
+    def record(self, metrics: Metrics) -> dict[str, float]:
+        """What the log of an epoch says of an evaluation."""
+
+    @abstractmethod
+    def describe(self, metrics: Metrics, num_classes: int) -> str:
+        """What a person reads of an evaluation, in a line of an epoch."""
+
+    # --- outcome -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def results(
+        self, metrics: Metrics, classes: list[str], progress: "Progress", folder: Path
+    ) -> dict[str, Any]:
+        """What the summary says of the last evaluation; tables go to files of the run's folder."""
+
+    @abstractmethod
+    def export(self, folder: Path, num_classes: int, state: dict[str, Any], summary: dict[str, Any]) -> None:
+        """Write the final weights, averaged ones if the run keeps an average, into ``model/``."""

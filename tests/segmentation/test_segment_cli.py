@@ -1,0 +1,325 @@
+"""``cbsa segment train``, ``eval`` and ``predict`` as a user types them, and the recipes behind them."""
+
+import inspect
+import json
+import re
+import shlex
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from cbsa.cli import app
+from cbsa.data.label_sets import voc_colours
+from cbsa.segmentation import create_segmenter
+from cbsa.segmentation.windows import segment
+from cbsa.train.segmentation.assess import segment_config_of
+from cbsa.train.segmentation.config import SegmentConfig
+from cbsa.train.segmentation.pictures import colours_of, index_image, names_of
+from cbsa.train.segmentation.prediction import find_images, predict
+from cbsa.train.segmentation.recipes import AUTHORS_MIOU, SEGMENT_RECIPES, segment_recipe
+from cbsa.train.segmentation.trained import read_segmenter
+from tests.segmentation.scenes import CLASSES, save, scene, write_folder
+
+SMALL = [
+    "model.encoder=cbt_tiny_patch4_32",
+    'model.encoder_kwargs={"embed_dim": 16, "depth": 1, "num_heads": 2}',
+    'model.decoder_kwargs={"depth": 1, "num_heads": 2, "head_dim": 8, "representatives": [2, 2]}',
+    "data.dataset=folder",
+    "data.crop=16,16",
+    "data.workers=0",
+    "windows.size=16,16",
+    "windows.stride=12,12",
+    "runtime.device=cpu",
+    "runtime.precision=fp32",
+    "runtime.compile=false",
+    "batch_size=4",
+    "epochs=1",
+    "schedule.warmup_epochs=0",
+]
+WIDE = {"COLUMNS": "400", "TERM": "dumb"}
+
+
+def cbsa(*arguments):
+    result = CliRunner().invoke(app, ["segment", *map(str, arguments)], env=WIDE)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+def succeed(*arguments):
+    code, output = cbsa(*arguments)
+    assert code == 0, output
+    return output
+
+
+def fail(*arguments):
+    code, output = cbsa(*arguments)
+    assert code == 2, output
+    assert "Traceback" not in output
+    return " ".join(output.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("scenes"))
+
+
+@pytest.fixture(scope="module")
+def run(root, tmp_path_factory):
+    """A run, in a folder whose name looks like rich's markup, and what was said."""
+    folder = tmp_path_factory.mktemp("runs") / "scenes [red]first[/red]"
+    return folder, succeed("train", "camvid_cbt_tiny", *SMALL, f"data.root={root}", "-o", folder)
+
+
+# --- train -----------------------------------------------------------------------------------------------
+
+
+def test_list():
+    output = succeed("train", "--list")
+    for name, function in SEGMENT_RECIPES.items():
+        line = next(line for line in output.splitlines() if f" {name} " in line)
+        assert function.__doc__.splitlines()[0] in line
+
+
+def test_a_run_and_what_it_says(run):
+    folder, output = run
+    for word in ("mIoU", "boundary IoU", "IoU by class", "ground", "green", "best mIoU", "scenes [red]first"):
+        assert word in output
+    for name in ("curves.png", "confusion.png", "confusion.csv", "summary.json", "model/config.json"):
+        assert (folder / name).is_file(), name
+    again = succeed("train", "camvid_cbt_tiny", *SMALL, *_root_of(folder), "-o", folder)
+    assert "holds a finished run: nothing to do" in again
+
+
+def _root_of(folder):
+    return [f"data.root={segment_config_of(folder).data.root}"]
+
+
+def test_wrong_settings_of_a_run(root, tmp_path):
+    out = ("-o", tmp_path / "run")
+    assert "did you mean 'camvid_cbt_tiny'" in fail("train", "camvid_cbt_tinny")
+    assert "data.root is empty: give the folder of data.dataset='camvid'" in fail(
+        "train", "camvid_cbt_tiny", "runtime.device=cpu", *out
+    )
+    common = ("train", "camvid_cbt_tiny", *SMALL)
+    assert "there is no such folder" in fail(*common, "data.root=/nowhere", *out)
+    assert "unknown setting data.img_size" in fail(*common, "data.img_size=3", *out)
+    assert "must be at most windows.size" in fail(*common, "windows.stride=99,99", *out)
+    assert "larger than the training set" in fail(*common, f"data.root={root}", "batch_size=64", *out)
+    assert "heds" in fail(*common, f"data.root={root}", "model.decoder_kwargs.heds=3", *out)
+    assert "no such model" in fail(*common, f"data.root={root}", "model.encoder=resnet99", *out)
+
+
+# --- eval ------------------------------------------------------------------------------------------------
+
+
+def test_eval(run, tmp_path):
+    folder, _ = run
+    numbers = tmp_path / "numbers.json"
+    output = succeed("eval", folder, "-o", numbers)
+    found, summary = json.loads(numbers.read_text()), json.loads((folder / "summary.json").read_text())
+    for key in ("miou", "pixel_accuracy", "boundary_iou", "loss", "iou", "evaluated_pixels"):
+        assert found[key] == summary[key]
+    assert f"{summary['miou']:.2f}" in output
+    succeed(
+        "eval", folder, "windows.scales=0.75,1.25", "windows.flip=true", "--checkpoint", "best", "-o", numbers
+    )
+    other = json.loads(numbers.read_text())
+    assert other["windows"] == {"scales": [0.75, 1.25], "flip": True}
+    assert other["loss"] != found["loss"]
+
+
+def test_eval_of_weights_by_a_recipe(run):
+    folder, _ = run
+    output = succeed(
+        "eval", "camvid_cbt_tiny", *SMALL, *_root_of(folder), f"model.weights={folder / 'model'}"
+    )
+    assert "mIoU" in output
+
+
+def test_wrong_targets(run, tmp_path):
+    folder, _ = run
+    assert "is neither the folder of a run nor a recipe" in fail("eval", "nothing")
+    assert "has no config.json: it is not the folder of a run" in fail("eval", tmp_path)
+    assert "give model.weights=FILE_OR_FOLDER" in fail("eval", "camvid_cbt_tiny")
+    assert "--checkpoint='first'" in fail("eval", folder, "--checkpoint", "first")
+    assert "has 3 classes, but data.dataset='voc' has 21" in fail("eval", folder, *_voc(tmp_path))
+    result = CliRunner().invoke(app, ["eval", str(folder)], env=WIDE)
+    assert result.exit_code == 2
+    assert "use cbsa segment train, eval, predict" in " ".join(result.output.replace("│", " ").split())
+
+
+def _voc(root):
+    save(root / "voc/JPEGImages/a.jpg", scene(0)[0])
+    save(root / "voc/SegmentationClass/a.png", np.zeros((24, 32), np.uint8))
+    (root / "voc/ImageSets/Segmentation").mkdir(parents=True)
+    (root / "voc/ImageSets/Segmentation/val.txt").write_text("a\n")
+    return "data.dataset=voc", f"data.root={root / 'voc'}"
+
+
+# --- predict ---------------------------------------------------------------------------------------------
+
+
+def test_predict(run, root, tmp_path):
+    """A folder within a folder, a grey image and a file that is none."""
+    folder, _ = run
+    images = tmp_path / "in"
+    save(images / "a/one.jpg", scene(3, 30, 21)[0])
+    save(images / "two.png", scene(4)[0][:, :, 0])
+    (images / "three.png").write_bytes(b"no image")
+    out = tmp_path / "out"
+    output = succeed("predict", folder, images, "-o", out)
+    assert "cannot read" in output
+    assert "2 images" in output
+    assert all(name in output for name in CLASSES)
+    written = sorted(str(p.relative_to(out)) for p in out.rglob("*.png"))
+    assert written == ["labels/a/one.png", "labels/two.png", "overlays/a/one.png", "overlays/two.png"]
+    labels, picture = Image.open(out / "labels/a/one.png"), Image.open(out / "overlays/a/one.png")
+    assert (labels.mode, labels.size, picture.mode, picture.size) == ("P", (21, 30), "RGB", (21, 30))
+    assert labels.getpalette()[:9] == [channel for colour in voc_colours(3) for channel in colour]
+    config, model = segment_config_of(folder), read_segmenter(folder).eval()
+    pixels = torch.from_numpy(np.array(Image.open(images / "a/one.jpg"))).permute(2, 0, 1)[None] / 255
+    mean, std = (torch.tensor(v)[:, None, None] for v in (config.data.mean, config.data.std))
+    expected = segment(model, (pixels - mean) / std, config.windows).argmax(1)[0]
+    assert (torch.from_numpy(np.array(labels)) == expected).float().mean() > 0.999  # but for rounding
+    colours = np.array(voc_colours(3))[np.array(labels)]
+    blend = (np.asarray(Image.open(images / "a/one.jpg")).astype(int) + colours) / 2
+    assert np.abs(blend - np.asarray(picture)).max() <= 1
+
+
+def test_predict_wrong_input(run, tmp_path):
+    folder, _ = run
+    assert "there is no such file or folder" in fail("predict", folder, tmp_path / "nowhere")
+    assert "holds no image" in fail("predict", folder, tmp_path)
+    (tmp_path / "x.png").write_bytes(b"no image")
+    assert "opacity must be 0 to 1, got 2" in fail("predict", folder, tmp_path, "--opacity", 2)
+    code, output = cbsa("predict", folder, tmp_path, "-o", tmp_path / "out")
+    assert code == 1
+    assert "None of the 1 images could be read" in output
+    save(tmp_path / "x.jpg", scene(0)[0])
+    assert "would both be written to x.png: rename one" in fail("predict", folder, tmp_path)
+
+
+def test_progress_counts_every_image(run, tmp_path):
+    folder, _ = run
+    for i in range(3):
+        save(tmp_path / f"{i}.png", scene(i)[0])
+    seen = []
+    result = predict(
+        read_segmenter(folder),
+        segment_config_of(folder),
+        [tmp_path],
+        tmp_path / "out",
+        torch.device("cpu"),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert result.pixels.sum() == 3 * 24 * 32
+    assert len(find_images([tmp_path / "0.png", tmp_path / "1.png"])) == 2
+
+
+def test_palettes_and_names():
+    camvid = segment_recipe("camvid_cbt_tiny").data
+    assert names_of(camvid, 11)[3] == "road"
+    assert names_of(camvid, 4) == ["class 0", "class 1", "class 2", "class 3"]
+    assert colours_of(camvid, 11)[0] == (128, 128, 128)
+    labels = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    image = index_image(labels, voc_colours(6))
+    assert np.array_equal(np.array(image), labels)
+    assert np.array_equal(np.asarray(image.convert("RGB")).reshape(-1, 3), np.array(voc_colours(6)))
+
+
+# --- noise -----------------------------------------------------------------------------------------------
+
+
+def reproduce(*arguments):
+    result = CliRunner().invoke(app, ["reproduce", "fig-seg-noise", *map(str, arguments)], env=WIDE)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, " ".join(result.output.replace("│", " ").split())
+
+
+def test_noise(run, tmp_path):
+    folder, _ = run
+    options = ("--sigmas", "0,2", "--seeds", 2, "--images", 3, "-o", tmp_path)
+    code, output = reproduce("-m", f"ours={folder}", "-m", f"again={folder}", *options)
+    assert code == 0, output
+    found = json.loads((tmp_path / "fig-seg-noise.json").read_text())
+    assert found["by_sigma"]["ours"] == found["by_sigma"]["again"]
+    without, noisy = found["by_sigma"]["ours"]
+    assert without["std"] == 0
+    assert noisy["mean"] != without["mean"]
+    rows = (tmp_path / "fig-seg-noise.csv").read_text().splitlines()
+    assert len(rows) == 1 + 2 * 2 * 2
+    assert (tmp_path / "fig-seg-noise.png").is_file()
+
+
+def test_noise_wrong_input(run, tmp_path):
+    folder, _ = run
+    out = ("-o", tmp_path)
+    for arguments, message in (
+        (("-m", folder, "-m", folder), "two models are called"),
+        (("-m", tmp_path), "has no config.json"),
+        (("-m", folder, "--sigmas", "0,x"), "--sigmas"),
+        (("-m", folder, "--parts", "everything"), "parts='everything'"),
+        (("-m", folder, "-s", "data.val_split=dev"), "images/dev is missing"),
+    ):
+        code, output = reproduce(*arguments, *out)
+        assert code == 2
+        assert message in output
+
+
+# --- recipes ---------------------------------------------------------------------------------------------
+
+
+def test_the_required_recipes_are_there():
+    required = {
+        f"{dataset}_{decoder}_{size}"
+        for dataset in ("camvid", "pets", "ade20k")
+        for decoder in ("cbt", "depict", "segmenter")
+        for size in ("tiny", "small")
+    }
+    assert required <= set(SEGMENT_RECIPES)
+    assert {f"ade20k_cbt_{size}" for size in AUTHORS_MIOU} <= set(SEGMENT_RECIPES)
+
+
+@pytest.mark.parametrize("name", SEGMENT_RECIPES)
+def test_a_recipe_is_a_valid_run(name):
+    config = segment_recipe(name)
+    assert isinstance(config, SegmentConfig)
+    assert config.recipe == name
+    assert config.data.root is None
+    dataset, decoder, _ = name.split("_")
+    assert config.data.dataset == dataset
+    assert config.model.decoder == {"segmenter": "mask_transformer"}.get(decoder, decoder)
+    description = inspect.getdoc(SEGMENT_RECIPES[name])
+    (command,) = re.findall(r"Command: ``(.+)``", description)
+    words = shlex.split(command)
+    assert words[:4] == ["cbsa", "segment", "train", name]
+    output = succeed(*words[2:], "--show")
+    assert json.loads(output[output.index("\n{") :])["data"]["root"] == words[4].partition("=")[2]
+
+
+@pytest.mark.parametrize(
+    "name", ["ade20k_cbt_large", "ade20k_segmenter_tiny", "camvid_depict_small", "pets_cbt_tiny"]
+)
+def test_the_model_of_a_recipe_takes_its_images(name):
+    config = segment_recipe(name)
+    with torch.device("meta"):
+        model = create_segmenter(
+            config.model.encoder,
+            config.model.decoder,
+            7,
+            img_size=config.data.crop,
+            encoder_kwargs=config.model.encoder_kwargs,
+            decoder_kwargs=config.model.decoder_kwargs,
+        )
+        assert model(torch.empty(2, 3, *config.data.crop)).shape == (2, 7, *config.data.crop)
+
+
+def test_ade20k_is_as_the_reference():
+    config = segment_recipe("ade20k_cbt_small")
+    assert (config.optimizer.name, config.optimizer.lr, config.optimizer.momentum) == ("sgd", 1e-3, 0.9)
+    assert (config.schedule.name, config.schedule.power) == ("poly", 0.9)
+    assert (config.epochs, config.batch_size, config.data.crop) == (64, 8, (512, 512))
