@@ -1,16 +1,14 @@
 """Linear attention with a positive kernel (Katharopoulos et al., 2020)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cbsa._checks import check_choice
 from cbsa.layers.attention import Attention
-from cbsa.ops.precision import accumulation_dtype
+from cbsa.ops.linear import KERNELS, linear_attention
 
-_KERNELS: dict[str, Callable[[Tensor], Tensor]] = {"elu": lambda x: F.elu(x) + 1, "relu": F.relu}
+_KERNELS = KERNELS  # the name by which the analyses know them
 
 
 class LinearAttention(Attention):
@@ -39,18 +37,9 @@ class LinearAttention(Attention):
         super().__init__(
             dim, num_heads, head_dim=head_dim, streams=3, bias=qkv_bias, num_prefix_tokens=num_prefix_tokens
         )
-        self.kernel = check_choice("kernel", kernel, _KERNELS)
+        self.kernel = check_choice("kernel", kernel, KERNELS)
 
     def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
         """Gather keys and values into one p×p matrix per head, and read it with every query."""
         q, k, v = streams
-        phi = _KERNELS[self.kernel]
-        # The factor cancels; it keeps sums over many tokens inside the range of float16.
-        q, k = phi(q), phi(k) * k.shape[-2] ** -0.5
-        if mask is not None:
-            k = k.masked_fill(~mask[:, None, :, None], 0)
-        wide = accumulation_dtype(v.dtype)
-        numerator = (q @ (k.mT @ v)).to(wide)  # (B, H, N, p)
-        denominator = (q @ k.sum(-2).unsqueeze(-1)).to(wide)  # (B, H, N, 1)
-        seen = denominator >= torch.finfo(v.dtype).tiny
-        return torch.where(seen, numerator / denominator.where(seen, 1), 0).to(v.dtype)
+        return linear_attention(q, k, v, mask=mask, kernel=self.kernel)

@@ -89,7 +89,7 @@ def contract_broadcast(
     """
     check_choice("contraction", contraction, CONTRACTIONS)
     check_choice("impl", impl, IMPLEMENTATIONS)
-    _check_tensors(w, reps, step_rep, step_out)
+    check_tensors(w, reps, step_rep, step_out)
     check_mask(mask, w.shape[0], w.shape[2], w.device)
     eps = check_positive_number("eps", eps)
     scale = w.shape[-1] ** -0.5 if scale is None else check_number("scale", scale)
@@ -164,26 +164,33 @@ def _kernels_pool(
 
 def _choose(w: Tensor, reps: Tensor, scale: float, contraction: str) -> str:
     """Pick the implementation for ``impl="auto"`` (README.md has the measurements)."""
-    batch, heads, n, _ = w.shape
-    size = batch * heads * n * reps.shape[-2] * w.element_size()
-    if w.device.type == "cpu":
-        limit = _REFERENCE_BYTES_CPU_HALF if w.element_size() < 4 else _REFERENCE_BYTES_CPU
-        return "reference" if size <= limit else "sdpa"
-    if kernels_run_on(w.device) and (w.element_size() < 4 or size > _REFERENCE_BYTES_GPU):
+    plain = choose_pytorch(w, reps)
+    if kernels_run_on(w.device) and (w.element_size() < 4 or plain == "sdpa"):
         from cbsa.ops import fused
 
         if fused.why_not(w, scale, contraction) is None:
             return "triton"
-    return "reference" if size <= _REFERENCE_BYTES_GPU else "sdpa"
+    return plain
 
 
-def _check_tensors(w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor) -> None:
-    for name, tensor in {"w": w, "reps": reps, "step_rep": step_rep, "step_out": step_out}.items():
+def choose_pytorch(w: Tensor, reps: Tensor) -> str:
+    """Pick between ``"reference"`` and ``"sdpa"`` by the bytes of A (B, H, m, N)."""
+    limit = _REFERENCE_BYTES_GPU
+    if w.device.type == "cpu":
+        limit = _REFERENCE_BYTES_CPU_HALF if w.element_size() < 4 else _REFERENCE_BYTES_CPU
+    batch, heads, n, _ = w.shape
+    size = batch * heads * n * reps.shape[-2] * w.element_size()
+    return "reference" if size <= limit else "sdpa"
+
+
+def check_tensors(w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, tokens: str = "w") -> None:
+    """Check shapes, dtypes and devices of the operator's tensors; ``tokens`` is what errors call w."""
+    for name, tensor in {tokens: w, "reps": reps, "step_rep": step_rep, "step_out": step_out}.items():
         check_floating(name, tensor)
         if tensor.device != w.device:
-            raise ValueError(f"{name} is on {tensor.device}, but w is on {w.device}")
+            raise ValueError(f"{name} is on {tensor.device}, but {tokens} is on {w.device}")
     if w.dim() != 4 or min(w.shape[1:]) < 1:
-        raise ValueError(f"w must have shape (B, H, N, d) with H, N, d >= 1, got {tuple(w.shape)}")
+        raise ValueError(f"{tokens} must have shape (B, H, N, d) with H, N, d >= 1, got {tuple(w.shape)}")
     batch, heads, _, d = w.shape
     if reps.dim() != 4 or (reps.shape[0], reps.shape[1], reps.shape[3]) != (batch, heads, d):
         raise ValueError(

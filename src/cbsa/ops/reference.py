@@ -25,11 +25,47 @@ def contract_broadcast(
     """Extract, contract, broadcast; see :func:`cbsa.ops.contract_broadcast`."""
     if mask is not None:
         w = w.masked_fill(~mask[:, None, :, None], 0)
-    a = extraction_weights(w, reps, scale, mask)  # (B, H, m, N)
-    gathered = (w.mT @ a.mT).mT if _lies_by_token(w) else a @ w  # the same; gradients of A lie as A does
-    r = reps + per_head(step_rep, w.dtype) * gathered  # (B, H, m, d)
+    return _extract_contract_broadcast(w, w, reps, step_rep, step_out, mask, scale, contraction, eps)
+
+
+def contract_broadcast_kv(
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> Tensor:
+    """The same with keys and values of their own; see :func:`cbsa.ops.contract_broadcast_kv`."""
+    if mask is not None:
+        k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
+    return _extract_contract_broadcast(k, v, reps, step_rep, step_out, mask, scale, contraction, eps)
+
+
+def _extract_contract_broadcast(
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> Tensor:
+    """All three steps, from tokens whose padding is 0: they are found by k, and v is gathered."""
+    a = extraction_weights(k, reps, scale, mask)  # (B, H, m, N)
+    r = reps + per_head(step_rep, v.dtype) * gather(a, v)  # (B, H, m, d)
     c = contract(r, contraction, scale, eps)  # (B, H, m, d)
-    return per_head(step_out, w.dtype) * (a.mT @ c)  # (B, H, N, d)
+    return per_head(step_out, v.dtype) * (a.mT @ c)  # (B, H, N, d)
+
+
+def gather(a: Tensor, v: Tensor) -> Tensor:
+    """Gather A v (B, H, m, d) of values v (B, H, N, d), laid out such that gradients of A lie as A does."""
+    return (v.mT @ a.mT).mT if _lies_by_token(v) else a @ v
 
 
 def extraction_weights(w: Tensor, reps: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:

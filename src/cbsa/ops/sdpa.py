@@ -44,23 +44,38 @@ def _forward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output (B, H, N, d), D = Aw (B, H, m, d) and the log-sum-exp of A's rows (B, H, m)."""
-    wide = accumulation_dtype(w.dtype)
-    w, bias = _hide_padding(w, mask)
-    delta, lse = attention(reps, w, w, scale, bias)  # D, (B, H, m, d)
+    return forward(w, w, reps, step_rep, step_out, mask, scale, contraction, eps)
+
+
+def forward(
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output (B, H, N, d), D = Av (B, H, m, d) and log-sum-exp of A's rows (B, H, m); k and v may be one."""
+    wide = accumulation_dtype(k.dtype)
+    k, v, bias = _hide_both(k, v, mask)
+    delta, lse = attention(reps, k, v, scale, bias)  # D, (B, H, m, d)
     r = _extracted(reps, delta, step_rep)
     c, _ = _contract(r, contraction, scale, eps)
 
-    # Broadcast: (AᵀC)_n = Σ_r exp(s·w_n·Q_r − lse_r) C_r is an attention of the tokens over the
+    # Broadcast: (AᵀC)_n = Σ_r exp(s·k_n·Q_r − lse_r) C_r is an attention of the tokens over the
     # representatives with bias −lse, times its own normaliser exp(lse'_n) ≤ m. What rounding the bias to
-    # w's dtype loses, a factor near 1 on the values gives back: safe from overflow in float16 too.
-    shift = lse.to(w.dtype)
-    values = (c * (shift - lse).exp().unsqueeze(-1)).to(w.dtype)
-    mixed, total = attention(w, reps, values, scale, -shift.unsqueeze(-2))
+    # k's dtype loses, a factor near 1 on the values gives back: safe from overflow in float16 too.
+    shift = lse.to(k.dtype)
+    values = (c * (shift - lse).exp().unsqueeze(-1)).to(k.dtype)
+    mixed, total = attention(k, reps, values, scale, -shift.unsqueeze(-2))
     gain = total.to(wide).exp().unsqueeze(-1) * per_head(step_out, wide)  # (B, H, N, 1)
     if mask is not None:
         gain = gain.masked_fill(~mask[:, None, :, None], 0)
-    out = torch.mul(mixed, gain, out=token_major(w))
-    return out, delta.to(w.dtype).contiguous(), lse.contiguous()
+    out = torch.mul(mixed, gain, out=token_major(k))
+    return out, delta.to(k.dtype).contiguous(), lse.contiguous()
 
 
 @_forward.register_fake
@@ -93,30 +108,58 @@ def _backward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of the output with respect to w, reps, step_rep and step_out."""
-    wide = accumulation_dtype(w.dtype)
-    w, bias = _hide_padding(w, mask)
-    grad, _ = _hide_padding(grad, mask)
+    grad_k, grad_v, grad_reps, grad_step_rep, grad_step_out = backward(
+        grad, w, w, reps, step_rep, step_out, mask, delta, lse, scale, contraction, eps
+    )
+    return write_gradient(w, mask, grad_k, grad_v), grad_reps, grad_step_rep, grad_step_out
+
+
+def backward(
+    grad: Tensor,
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    delta: Tensor,
+    lse: Tensor,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of :func:`forward`'s output with respect to k, v, reps, step_rep and step_out.
+
+    Those of k and v are for :func:`write_gradient`: as the kernels left them, padding included.
+    """
+    wide = accumulation_dtype(k.dtype)
+    k, v, bias = _hide_both(k, v, mask)
+    grad, _ = hide_padding(grad, mask)
     r = _extracted(reps, delta, step_rep)
     c, lse_c = _contract(r, contraction, scale, eps)
 
-    u, _ = attention(reps, w, grad, scale, bias)  # U = A G, (B, H, m, d)
+    u, _ = attention(reps, k, grad, scale, bias)  # U = A G, (B, H, m, d)
     grad_c = per_head(step_out, wide) * u
     grad_r = _contract_backward(grad_c, r, c, lse_c, contraction, scale, eps)
-    grad_delta = (per_head(step_rep, wide) * grad_r).to(w.dtype)
+    grad_delta = (per_head(step_rep, wide) * grad_r).to(k.dtype)
 
-    # dS = A∘(κ C Gᵀ + dD wᵀ − δ) splits into the score gradients of two attentions over the same A: one
-    # with values G and output gradient κC, the other with values w and output gradient dD.
-    kappa_c = (per_head(step_out, wide) * c).to(w.dtype)
-    dq_g, dk_g, _ = attention_backward(kappa_c, reps, w, grad, u, lse, scale, bias)
-    dq_w, dk_w, dv_w = attention_backward(grad_delta, reps, w, w, delta, lse, scale, bias)
+    # dS = A∘(κ C Gᵀ + dD vᵀ − δ) splits into the score gradients of two attentions over the same A: one
+    # with values G and output gradient κC, the other with values v and output gradient dD.
+    kappa_c = (per_head(step_out, wide) * c).to(k.dtype)
+    dq_g, dk_g, _ = attention_backward(kappa_c, reps, k, grad, u, lse, scale, bias)
+    dq_v, dk_v, dv_v = attention_backward(grad_delta, reps, k, v, delta, lse, scale, bias)
 
-    grad_w = torch.add(dk_g.to(wide) + dk_w, dv_w, out=token_major(w))
-    if mask is not None:
-        grad_w.masked_fill_(~mask[:, None, :, None], 0)
-    grad_reps = (dq_g.to(wide) + dq_w + grad_r).to(w.dtype).contiguous()
+    grad_reps = (dq_g.to(wide) + dq_v + grad_r).to(k.dtype).contiguous()
     grad_step_rep = (grad_r * delta).sum((0, 2, 3)).to(step_rep.dtype)
     grad_step_out = (u * c).sum((0, 2, 3)).to(step_out.dtype)
-    return grad_w, grad_reps, grad_step_rep, grad_step_out
+    return dk_g.to(wide) + dk_v, dv_v, grad_reps, grad_step_rep, grad_step_out
+
+
+def write_gradient(tokens: Tensor, mask: Tensor | None, part: Tensor, other: Tensor | None = None) -> Tensor:
+    """Gradient of tokens (B, H, N, d) in their dtype, the sum of its parts, 0 for padding."""
+    out = token_major(tokens)
+    out = out.copy_(part) if other is None else torch.add(part, other, out=out)
+    return out if mask is None else out.masked_fill_(~mask[:, None, :, None], 0)
 
 
 @_backward.register_fake
@@ -166,10 +209,7 @@ def _flops(
     **_: Any,
 ) -> int:
     """Count what the fused kernels do: scores are computed twice, 4·N·m·d where the reference has 3·N·m·d."""
-    batch, heads, n, d = w_shape
-    m = reps_shape[-2]
-    contract = {"softmax": 2 * m * m * d, "exact": m * d * min(m, d), "none": 0}[contraction]
-    return 2 * batch * heads * (4 * n * m * d + contract)
+    return forward_flops(w_shape, reps_shape, contraction)
 
 
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_sdpa_backward)
@@ -188,13 +228,32 @@ def _backward_flops(
     **_: Any,
 ) -> int:
     """Count one attention (2 products) and two of its backwards (5 each) over N·m, and the contraction's."""
-    batch, heads, n, d = w_shape
-    m = reps_shape[-2]
+    return backward_flops(w_shape, reps_shape, contraction)
+
+
+def forward_flops(tokens: tuple[int, ...], reps: tuple[int, ...], contraction: str) -> int:
+    """Twice the multiply-accumulates of :func:`forward` for tokens (B, H, N, d) and reps (B, H, m, d)."""
+    batch, heads, n, d = tokens
+    m = reps[-2]
+    contract = {"softmax": 2 * m * m * d, "exact": m * d * min(m, d), "none": 0}[contraction]
+    return 2 * batch * heads * (4 * n * m * d + contract)
+
+
+def backward_flops(tokens: tuple[int, ...], reps: tuple[int, ...], contraction: str) -> int:
+    """Twice the multiply-accumulates of :func:`backward`."""
+    batch, heads, n, d = tokens
+    m = reps[-2]
     contract = {"softmax": 7 * m * m * d, "exact": 5 * m * d * min(m, d), "none": 0}[contraction]
     return 2 * batch * heads * (12 * n * m * d + contract)
 
 
-def _hide_padding(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _hide_both(k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """:func:`hide_padding` of k and v, which may be one tensor."""
+    hidden, bias = hide_padding(k, mask)
+    return hidden, hidden if v is k else hide_padding(v, mask)[0], bias
+
+
+def hide_padding(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Zero the padding tokens of x (B, H, N, d), and return the bias (B, 1, 1, N) that shuts them out.
 
     The bias is finite, as whole blocks of a kernel may see padding alone, and so low that its exponential

@@ -1,0 +1,19 @@
+"""Adaptation of a ViT that exists already: its weights stay, its attention becomes linear in the tokens."""
+
+from cbsa.adaptation.adapt import adapt
+from cbsa.adaptation.style import STYLES
+from cbsa.adaptation.timm_attention import (
+    AdaptedAttention,
+    AgentAttention,
+    CBSAStarAttention,
+    LinearKernelAttention,
+)
+
+__all__ = [
+    "STYLES",
+    "AdaptedAttention",
+    "AgentAttention",
+    "CBSAStarAttention",
+    "LinearKernelAttention",
+    "adapt",
+]

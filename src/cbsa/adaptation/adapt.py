@@ -1,0 +1,123 @@
+"""``cbsa.adapt``: another attention in a ViT that exists already."""
+
+import copy as copying
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from cbsa._checks import check_choice, check_int
+from cbsa.adaptation.layout import TokenLayout
+from cbsa.adaptation.style import STYLES, Style
+from cbsa.adaptation.timm_attention import AdaptedAttention, check_attention
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def adapt(
+    vit: Model,
+    style: str = "cbsa",
+    *,
+    layers: Iterable[int] | None = None,
+    representatives: Sequence[int] | None = (8, 8),
+    kernel: str = "relu",
+    broadcast_scale: float | None = None,
+    impl: str = "auto",
+    copy: bool = False,
+) -> Model:
+    """Swap the attention of a ViT for one in linear time, keeping its weights (paper section 4.2).
+
+    Query, key, value and output projections stay where they are, under their names: checkpoints load before
+    and after. Fine-tune the result: the swap alone changes the function.
+
+    Args:
+        vit: a ``VisionTransformer`` of timm (ViT, DeiT, DINOv2, CLIP and SigLIP towers, …).
+        style: ``"cbsa"`` (CBSA*: with contraction), ``"agent"`` (CBSA∨: without, Agent attention),
+            ``"linear"``, or ``"softmax"`` to go back to the original.
+        layers: which layers, by number, negative ones from the end; all by default. Call again for others.
+        representatives: layout of the representatives pooled from the queries of the patches (``"cbsa"`` and
+            ``"agent"``); ``None`` takes all queries, prefix tokens included, which is quadratic again.
+        kernel: kernel of the linear style, ``"relu"`` or ``"elu"`` (ELU + 1).
+        broadcast_scale: scale of the agent style's second softmax, by default that of the first.
+        impl: ``"auto"``, ``"reference"`` or ``"sdpa"``; see :mod:`cbsa.ops`.
+        copy: leave ``vit`` as it is and change a copy.
+
+    Returns:
+        The model that was changed: ``vit`` itself, or its copy.
+    """
+    check_choice("style", style, STYLES)
+    options: dict[str, Any] = {"kernel": kernel, "broadcast_scale": broadcast_scale, "impl": impl}
+    swap = None if style == "softmax" else Style(style, representatives, **options)  # type: ignore[arg-type]
+    check_model(vit)
+    chosen = _chosen(layers, len(vit.blocks))  # type: ignore[arg-type]
+    for index in chosen:
+        check_block(vit, index, swap)
+    model = copying.deepcopy(vit) if copy else vit
+    layout = _layout_of(model)
+    for index in chosen:
+        block: Any = model.blocks[index]  # type: ignore[index]
+        if swap is not None:
+            block.attn = AdaptedAttention.take_over(block.attn, swap, layout)
+        elif isinstance(block.attn, AdaptedAttention):
+            block.attn = block.attn.give_back()
+    _link(model, layout)
+    return model
+
+
+def check_model(vit: nn.Module) -> None:
+    """Refuse models whose tokens or attentions are not those of a plain ViT, by name."""
+    if not isinstance(vit, VisionTransformer):
+        raise TypeError(
+            f"cannot adapt a {type(vit).__name__}; supported are timm's VisionTransformer models (ViT, DeiT, "
+            "DINOv2, CLIP, SigLIP), not those with rotary (Eva) or relative (Beit) positions, windows (Swin) "
+            "or packed images (NaFlex); for transformers' models see cbsa.adaptation.huggingface"
+        )
+    if not isinstance(vit.patch_drop, nn.Identity):
+        raise ValueError(
+            f"patch_drop_rate={vit.patch_drop.prob}: pooling needs all patches of the grid; create the model "
+            "with patch_drop_rate=0"
+        )
+
+
+def check_block(vit: nn.Module, index: int, swap: Style | None) -> None:
+    """Refuse a layer whose attention is not timm's plain one, by name."""
+    block = vit.blocks[index]  # type: ignore[index]
+    attention = getattr(block, "attn", None)
+    if not isinstance(attention, nn.Module):
+        raise TypeError(f"cannot adapt layer {index}: a {type(block).__name__} has no attention of its own")
+    if swap is not None:
+        check_attention(attention)
+
+
+def _chosen(layers: Iterable[int] | None, depth: int) -> list[int]:
+    """The numbers of the chosen layers, from 0 on and in order."""
+    if layers is None:
+        return list(range(depth))
+    if isinstance(layers, (str, int)) or not isinstance(layers, Iterable):
+        raise TypeError(f"layers must be numbers of layers, such as range(6, 12) or [-1], got {layers!r}")
+    numbers = [check_int("layers", index, at_least=-depth) for index in layers]
+    beyond = [index for index in numbers if index >= depth]
+    if beyond:
+        raise ValueError(f"layers={beyond}: the model has {depth} layers, 0 to {depth - 1}")
+    return sorted({index % depth for index in numbers})
+
+
+def _adapted(model: nn.Module) -> list[AdaptedAttention]:
+    return [module for module in model.modules() if isinstance(module, AdaptedAttention)]
+
+
+def _layout_of(model: nn.Module) -> TokenLayout:
+    """The layout that the model's adapted attentions share, or a new one."""
+    known = [attention.layout for attention in _adapted(model) if attention.layout is not None]
+    return known[0] if known else TokenLayout(model.num_prefix_tokens)  # type: ignore[arg-type]
+
+
+def _link(model: nn.Module, layout: TokenLayout) -> None:
+    """Let the layout follow the model's inputs, if there is an attention left that asks for it."""
+    layout.leave()
+    adapted = _adapted(model)
+    for attention in adapted:
+        attention.layout = layout
+    if adapted:
+        layout.follow(model.patch_embed)  # type: ignore[arg-type]

@@ -1,0 +1,155 @@
+"""``impl="sdpa"`` of the operators of an adapted ViT.
+
+CBSA* is an operator of its own around the two directions of ``sdpa.py``; Agent attention is two attentions,
+which PyTorch differentiates by itself.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.flop_counter import register_flop_formula
+
+from cbsa.ops.custom import no_second_derivative, token_major
+from cbsa.ops.precision import accumulation_dtype
+from cbsa.ops.sdpa import backward, backward_flops, forward, forward_flops, hide_padding, write_gradient
+
+
+def agent_attention(
+    q: Tensor, k: Tensor, v: Tensor, reps: Tensor, mask: Tensor | None, scale: float, sharpness: float
+) -> Tensor:
+    """Gather, then read; see :func:`cbsa.ops.agent_attention`."""
+    q, (k, bias), v = hide_padding(q, mask)[0], hide_padding(k, mask), hide_padding(v, mask)[0]
+    gathered = F.scaled_dot_product_attention(reps, k, v, attn_mask=bias, scale=scale)  # D, (B, H, m, d)
+    return F.scaled_dot_product_attention(q, reps, gathered, scale=sharpness)  # (B, H, N, d)
+
+
+def contract_broadcast_kv(
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> Tensor:
+    """Extract, contract, broadcast; see :func:`cbsa.ops.contract_broadcast_kv`."""
+    out: Tensor = _forward(k, v, reps, step_rep, step_out, mask, scale, contraction, eps)[0]
+    return out
+
+
+@torch.library.custom_op("cbsa::contract_broadcast_kv_sdpa", mutates_args=())
+def _forward(
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output (B, H, N, d), D = AV (B, H, m, d) and the log-sum-exp of A's rows (B, H, m)."""
+    return forward(k, v, reps, step_rep, step_out, mask, scale, contraction, eps)
+
+
+@_forward.register_fake
+def _(
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    lse = reps.new_empty(reps.shape[:-1], dtype=accumulation_dtype(k.dtype))
+    return token_major(k), reps.new_empty(reps.shape), lse
+
+
+@torch.library.custom_op("cbsa::contract_broadcast_kv_sdpa_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    delta: Tensor,
+    lse: Tensor,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of the output with respect to k, v, reps, step_rep and step_out."""
+    dk, dv, grad_reps, grad_step_rep, grad_step_out = backward(
+        grad, k, v, reps, step_rep, step_out, mask, delta, lse, scale, contraction, eps
+    )
+    grad_k, grad_v = write_gradient(k, mask, dk), write_gradient(v, mask, dv)
+    return grad_k, grad_v, grad_reps, grad_step_rep, grad_step_out
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor,
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    delta: Tensor,
+    lse: Tensor,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    of_reps, of_step_rep, of_step_out = (x.new_empty(x.shape) for x in (reps, step_rep, step_out))
+    return token_major(k), token_major(v), of_reps, of_step_rep, of_step_out
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    k, v, reps, step_rep, step_out, mask, *ctx.options = inputs
+    _, delta, lse = output
+    ctx.mark_non_differentiable(delta, lse)
+    ctx.save_for_backward(k, v, reps, step_rep, step_out, mask, delta, lse)
+
+
+def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    return (*_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None, None)
+
+
+_forward.register_autograd(_autograd_backward, setup_context=_setup_context)
+
+
+_backward.register_autograd(no_second_derivative)
+
+
+@register_flop_formula(torch.ops.cbsa.contract_broadcast_kv_sdpa)
+def _flops(
+    k_shape: tuple[int, ...], v_shape: tuple[int, ...], reps_shape: tuple[int, ...], *rest: Any, **_: Any
+) -> int:
+    """Count what the fused kernels do, as for ``contract_broadcast``."""
+    contraction = rest[4]  # after the shapes of the steps and the mask, and the scale
+    return forward_flops(k_shape, reps_shape, contraction)
+
+
+@register_flop_formula(torch.ops.cbsa.contract_broadcast_kv_sdpa_backward)
+def _backward_flops(
+    grad_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+    v_shape: tuple[int, ...],
+    reps_shape: tuple[int, ...],
+    *rest: Any,
+    **_: Any,
+) -> int:
+    """Count the backward, as for ``contract_broadcast``."""
+    contraction = rest[6]  # after the shapes of the steps, the mask, D and the log-sum-exp, and the scale
+    return backward_flops(k_shape, reps_shape, contraction)

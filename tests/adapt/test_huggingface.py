@@ -1,0 +1,168 @@
+"""transformers' vision models with `attn_implementation="cbsa_star"` and `"cbsa_agent"`, offline."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.adapt import formulas
+from tests.compare import assert_close, relative_error
+
+transformers = pytest.importorskip("transformers", reason="needs cbsa[transformers]")
+from cbsa.adaptation import huggingface  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "image_size": 48,
+    "patch_size": 8,
+}
+# Model and config classes, and how many tokens come before the patches.
+MODELS = {
+    "vit": ("ViTModel", "ViTConfig", {}, 1),
+    "deit": ("DeiTModel", "DeiTConfig", {}, 2),
+    "dinov2": ("Dinov2Model", "Dinov2Config", {}, 1),
+    "registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", {"num_register_tokens": 3}, 4),
+    "siglip": ("SiglipVisionModel", "SiglipVisionConfig", {}, 0),
+}
+STYLES = list(huggingface.IMPLEMENTATIONS)
+
+
+def make(name="vit", **options):
+    model, config, special, _ = MODELS[name]
+    config = getattr(transformers, config)(**SMALL, **special, cbsa_representatives=[2, 3], **options)
+    config._attn_implementation = "sdpa"
+    built = getattr(transformers, model)(config).double().eval()
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.normal_(std=0.3)
+    return built
+
+
+def pixels(size=(48, 48)):
+    return torch.randn(2, 3, *size, dtype=torch.float64)
+
+
+def attentions(model):
+    return [m for n, m in model.named_modules() if hasattr(m, "q_proj") and hasattr(m, "config")]
+
+
+def expected_output(attention, x, prefix, grid, implementation):
+    b, n, _ = x.shape
+    q, k, v = (
+        getattr(attention, p)(x).reshape(b, n, 2, 16).transpose(1, 2) for p in ("q_proj", "k_proj", "v_proj")
+    )
+    raster = q[:, :, prefix:].transpose(2, 3).reshape(-1, 16, *grid)
+    reps = torch.nn.functional.adaptive_avg_pool2d(raster, (2, 3)).flatten(2).mT.reshape(b, 2, 6, 16)
+    if implementation == "cbsa_agent":
+        out = formulas.agent(q, k, v, reps)
+    else:
+        out = formulas.cbsa_star(k, v, reps, *torch.ones(2, 2).double())
+    project = getattr(attention, "o_proj", None) or attention.out_proj
+    return project(out.transpose(1, 2).reshape(b, n, -1))
+
+
+@pytest.mark.parametrize("implementation", STYLES)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_layer_computes_the_style_and_goes_back(name, implementation):
+    model, images = make(name), pixels()
+    original = model(images).last_hidden_state
+    model.set_attn_implementation(implementation)
+    seen = []
+    for attention in attentions(model):
+        attention.register_forward_hook(
+            lambda module, args, kwargs, out: seen.append((module, *args[:1], *kwargs.values(), out[0])),
+            with_kwargs=True,
+        )
+    adapted = model(images).last_hidden_state
+    assert len(seen) == 2
+    for module, x, *_, y in seen:
+        assert_close(y, expected_output(module, x, MODELS[name][-1], (6, 6), implementation), 1e-10)
+    assert relative_error(adapted, original) > 1e-3
+    model.set_attn_implementation("sdpa")
+    assert torch.equal(model(images).last_hidden_state, original)
+
+
+@pytest.mark.parametrize("implementation", STYLES)
+def test_saved_loaded_and_fed_by_the_image_processor(implementation, tmp_path):
+    transformers.ViTForImageClassification(make().config).save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 48, "width": 48}).save_pretrained(tmp_path)
+
+    loaded = transformers.ViTForImageClassification.from_pretrained(
+        tmp_path, attn_implementation=implementation
+    )
+    processor = transformers.ViTImageProcessor.from_pretrained(tmp_path)
+    photograph = np.random.default_rng(0).integers(0, 255, (90, 70, 3), dtype=np.uint8)
+    inputs = processor(images=photograph, return_tensors="pt")
+    outputs = loaded(**inputs, labels=torch.tensor([1]))
+    outputs.loss.backward()
+    assert outputs.logits.shape == (1, 2)
+    assert outputs.logits.isfinite().all()
+    assert list(loaded.config.cbsa_representatives) == [2, 3]
+    query = attentions(loaded)[0].q_proj.weight
+    assert query.grad.isfinite().all()
+    assert query.grad.abs().sum() > 0
+
+    loaded.save_pretrained(tmp_path / "again")
+    again = transformers.ViTForImageClassification.from_pretrained(
+        tmp_path / "again", attn_implementation=implementation
+    )
+    assert torch.equal(again(**inputs).logits, loaded(**inputs).logits)
+    original = transformers.ViTForImageClassification.from_pretrained(tmp_path / "again")
+    assert list(original.state_dict()) == list(loaded.state_dict())
+
+
+def test_another_grid_is_given_by_the_config():
+    model = make("vit")
+    model.set_attn_implementation("cbsa_star")
+    images = pixels((32, 64))
+    with pytest.raises(
+        ValueError, match=r"\(6, 6\) patches and 1 prefix tokens do not make 33 tokens.*cbsa_grid"
+    ):
+        model(images, interpolate_pos_encoding=True)
+    model.config.cbsa_grid = (4, 8)
+    landscape = model(images, interpolate_pos_encoding=True).last_hidden_state
+    model.config.cbsa_grid = (8, 4)
+    assert relative_error(model(images, interpolate_pos_encoding=True).last_hidden_state, landscape) > 1e-3
+
+
+def test_one_tower_of_two():
+    config = transformers.SiglipConfig(
+        vision_config=SMALL, text_config={**SMALL, "vocab_size": 9, "projection_size": 32}
+    )
+    model = transformers.SiglipModel(config).eval()
+    inputs = {"input_ids": torch.zeros(2, 4, dtype=torch.long), "pixel_values": pixels().float()}
+    original = model(**inputs)
+    model.set_attn_implementation({"vision_config": "cbsa_star"})
+    adapted = model(**inputs)
+    assert torch.equal(adapted.text_embeds, original.text_embeds)
+    assert not torch.equal(adapted.image_embeds, original.image_embeds)
+
+
+def test_the_documented_snippet_runs(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs/adapt.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "snippet", "exec"), {})
+
+
+def test_refusals():
+    model = make("vit", attention_probs_dropout_prob=0.1)
+    model.set_attn_implementation("cbsa_agent")
+    with pytest.raises(ValueError, match=r"attention dropout is 0\.1.*set it to 0 in the config"):
+        model.train()(pixels())
+    mask = torch.ones(2, 37, dtype=torch.long)
+    mask[0, -1] = 0
+    with pytest.raises(ValueError, match="'cbsa_agent' takes no attention_mask"):
+        model.eval()(pixels(), attention_mask=mask)
+    config = transformers.SiglipTextConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=9, projection_size=8
+    )
+    text = transformers.SiglipTextModel(config)
+    text.set_attn_implementation("cbsa_star")
+    with pytest.raises(ValueError, match=r"type 'siglip_text_model' cannot be adapted.*vision_config"):
+        text(torch.zeros(1, 4, dtype=torch.long))

@@ -1,0 +1,29 @@
+"""Small ViTs of timm, one of each kind that can be adapted."""
+
+import timm
+import torch
+
+SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5, "img_size": 64}
+KINDS = {
+    "vit": ("vit_tiny_patch16_224", {}),
+    "deit distilled": ("deit_tiny_distilled_patch16_224", {}),
+    "dinov2 registers": ("vit_small_patch14_reg4_dinov2", {"img_size": 56, "init_values": 0.5}),
+    "siglip": ("vit_base_patch16_siglip_224", {}),
+    "qk norm, gap": ("vit_medium_patch16_gap_256", {"qk_norm": True, "scale_attn_norm": True}),
+    "rectangle": ("vit_tiny_patch16_224", {"img_size": (32, 96)}),
+}
+
+
+def make(kind="vit", **options):
+    """A model with large random weights: timm's own are so small that all attentions look alike."""
+    name, special = KINDS[kind]
+    model = timm.create_model(name, **(SMALL | special | options)).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            around = float("norm" in name and name.endswith("weight"))  # norms keep their size
+            parameter.normal_(around, std=0.3)
+    return model
+
+
+def images(model, batch=2, size=None):
+    return torch.randn(batch, 3, *(size or model.patch_embed.img_size), dtype=torch.float64)
