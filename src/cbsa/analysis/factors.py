@@ -14,8 +14,8 @@ from cbsa.analysis.batches import Images, image_batches
 from cbsa.analysis.extraction import block_indices, extraction_of, one_grid
 from cbsa.analysis.probing import head_tokens, probing, to_blocks
 from cbsa.layers import CBSA, MHSA, MSSA, TSSA, Attention, LinearAttention
-from cbsa.layers.linear_attention import _KERNELS
 from cbsa.models import Transformer
+from cbsa.ops.linear import KERNELS
 from cbsa.ops.precision import accumulation_dtype, no_autocast
 
 KINDS = ("extraction", "softmax", "kernel", "membership", "none")
@@ -108,7 +108,7 @@ def _factors_of(attention: Attention, streams: Sequence[Tensor], grid: tuple[int
     if isinstance(attention, MHSA) or (isinstance(attention, MSSA) and attention.contraction == "softmax"):
         return LayerFactors("softmax", tuple(streams[:2]), attention.head_dim**-0.5)
     if isinstance(attention, LinearAttention):
-        phi = _KERNELS[attention.kernel]
+        phi = KERNELS[attention.kernel]
         return LayerFactors("kernel", (phi(streams[0]), phi(streams[1])), 1.0)
     if isinstance(attention, TSSA):
         energy = F.normalize(streams[0], dim=-2).square().sum(-1)  # (B, H, N)

@@ -13,8 +13,8 @@ from cbsa.analysis.batches import Images, image_batches
 from cbsa.analysis.extraction import block_indices, extraction_of, one_grid
 from cbsa.analysis.probing import head_tokens, probing, to_blocks
 from cbsa.layers import CBSA, MHSA, MSSA, TSSA, Attention, LinearAttention, LinearCBSA
-from cbsa.layers.linear_attention import _KERNELS
 from cbsa.models import Transformer
+from cbsa.ops.linear import KERNELS
 from cbsa.ops.precision import accumulation_dtype, no_autocast
 
 Row = Callable[[Any, Sequence[Tensor], tuple[int, ...], int], Tensor]
@@ -124,7 +124,7 @@ def _kernel_row(
     layer: LinearAttention, streams: Sequence[Tensor], grid: tuple[int, ...], query: int
 ) -> Tensor:
     """φ(q)·φ(k_n) over its sum, (B, H, N); 0 for a query that has nothing in common with any key."""
-    phi = _KERNELS[layer.kernel]
+    phi = KERNELS[layer.kernel]
     row = (phi(streams[0][..., query, None, :]) @ phi(streams[1]).mT).squeeze(-2)
     total = row.sum(-1, keepdim=True)
     return row / total.where(total > 0, 1)

@@ -8,8 +8,6 @@ from cbsa._checks import check_choice
 from cbsa.layers.attention import Attention
 from cbsa.ops.linear import KERNELS, linear_attention
 
-_KERNELS = KERNELS  # the name by which the analyses know them
-
 
 class LinearAttention(Attention):
     """φ(q) (Σ_n φ(k_n)ᵀ v_n) / (φ(q)·Σ_n φ(k_n)): keys and values are multiplied first, linear in N.
