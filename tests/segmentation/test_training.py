@@ -18,6 +18,7 @@ from cbsa.data import (
     normalise,
     open_segmentation,
 )
+from cbsa.experiments.seg_noise import noise_sweep
 from cbsa.models import create_model, save_model
 from cbsa.segmentation import load_segmenter
 from cbsa.segmentation.windows import WindowConfig
@@ -32,7 +33,6 @@ from cbsa.train.schedule import learning_rate
 from cbsa.train.segmentation.assess import assess_segmenter, segment_config_of
 from cbsa.train.segmentation.config import SegmentConfig
 from cbsa.train.segmentation.evaluation import evaluate_segmenter
-from cbsa.train.segmentation.noise import noise_sweep
 from cbsa.train.segmentation.objective import PixelObjective
 from cbsa.train.segmentation.trained import build_segmenter, read_segmenter
 from cbsa.train.state import Progress

@@ -45,11 +45,11 @@ def fig_seg_noise(
     from cbsa.bench.tables import Grid
     from cbsa.cli.bench import split
     from cbsa.experiments.report import save_analysis
+    from cbsa.experiments.seg_noise import noise_sweep
     from cbsa.report import plot_noise
     from cbsa.train import override, to_dict
     from cbsa.train.display import Display
     from cbsa.train.segmentation.assess import segment_config_of
-    from cbsa.train.segmentation.noise import noise_sweep
     from cbsa.train.segmentation.trained import read_segmenter
 
     prepare(out)
