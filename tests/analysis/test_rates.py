@@ -82,7 +82,8 @@ def test_single_precision_is_close(device):
     for field in FIELDS:
         assert getattr(rates, field).dtype == torch.float32
         assert getattr(rates, field).device.type == device
-        assert_close(getattr(rates, field).cpu(), getattr(expected, field), 1e-4)
+        tolerance = 1e-4 if device == "cpu" else 1e-3  # kernels take TF32 products
+        assert_close(getattr(rates, field).cpu(), getattr(expected, field), tolerance)
 
 
 def test_precision_must_be_positive():

@@ -124,3 +124,16 @@ def test_zero_shot_on_photographs():
 def test_runs_behind_the_photographs():
     tops = [results("summary", PHOTOS / "runs" / name)["top1"] for name in ("cbt", "crate")]
     assert f"{tops[0]:.1f} and\n{tops[1]:.1f} % top-1" in TEXT
+
+
+def test_noise_on_photographs():
+    by_sigma = results("fig-perturb", PHOTOS)["by_sigma"]
+    kept = {}
+    for model, *cells in table_in(TEXT, "photographs: top-1 in % under noise"):
+        means = {row["sigma"]: row["mean"] for row in by_sigma[model]}
+        assert cells == [f"{means[sigma]:.1f}" for sigma in (0, 0.01, 0.02, 0.05, 0.1, 0.2)]
+        kept[model] = {sigma: mean / means[0] for sigma, mean in means.items()}
+    assert all(shares[0.02] > 0.9 for shares in kept.values()), "the text says: nine tenths"
+    shares = [f"{kept[model][sigma]:.0%}" for model, sigma in (("CBT", 0.05), ("CRATE", 0.05), ("CBT", 0.1))]
+    assert shares == ["74%", "42%", "14%"]
+    assert "CBT keeps 74 % of its accuracy and CRATE 42 %, at 0.1 CBT keeps 14 %" in TEXT

@@ -21,27 +21,27 @@ CASES = [
 
 
 def draw(*shape, device):
-    """Tokens, an update of them, weight and bias."""
+    """Tokens, an update of them, a shift of all, weight and bias."""
     x = torch.randn(*shape, device=device) * torch.rand(*shape[:-1], 1, device=device) + 0.5
-    return [x, torch.randn_like(x), *torch.randn(2, shape[-1], device=device)]
+    return [x, torch.randn_like(x), *torch.randn(3, shape[-1], device=device)]
 
 
-def of_sum(x, update, weight, bias):
-    return fused_norm.add_layer_norm(x, update, weight, bias, EPS)
+def of_sum(x, update, shift, weight, bias):
+    return fused_norm.add_layer_norm(x, update, shift, weight, bias, EPS)
 
 
-def plain_of_sum(x, update, weight, bias):
-    return F.layer_norm(x + update, x.shape[-1:], weight, bias, EPS)
+def plain_of_sum(x, update, shift, weight, bias):
+    return F.layer_norm(x + (update + shift), x.shape[-1:], weight, bias, EPS)
 
 
-def beside(x, update, weight, bias):
+def beside(x, update, shift, weight, bias):
     """The residual around something that depends on the norm, as in a block."""
     same, normed = fused_norm.layer_norm_beside(x, weight, bias, EPS)
-    return same + update * normed
+    return same + (update * normed + shift)
 
 
-def plain_beside(x, update, weight, bias):
-    return x + update * F.layer_norm(x, x.shape[-1:], weight, bias, EPS)
+def plain_beside(x, update, shift, weight, bias):
+    return x + (update * F.layer_norm(x, x.shape[-1:], weight, bias, EPS) + shift)
 
 
 FUNCTIONS = [pytest.param(of_sum, plain_of_sum, id="sum"), pytest.param(beside, plain_beside, id="beside")]
@@ -51,7 +51,7 @@ FUNCTIONS = [pytest.param(of_sum, plain_of_sum, id="sum"), pytest.param(beside, 
 @pytest.mark.parametrize("shape", [(3, 5, 24), (1, 1, 192), (7, 100), (4100, 16), (2, 3, 2)], ids=str)
 @pytest.mark.parametrize(("function", "plain"), FUNCTIONS)
 def test_value_and_every_gradient_are_as_good_as_plain_pytorch(function, plain, shape, device, dtype):
-    names, floor = ("dx", "dupdate", "dweight", "dbias"), 4 if dtype == torch.float32 else 0.5
+    names, floor = ("dx", "dupdate", "dshift", "dweight", "dbias"), 4 if dtype == torch.float32 else 0.5
     make = partial(draw, *shape, device=device)
     assert_as_good_as(function, plain, plain, make, dtype, names, floor_ulps=floor, draws=3)
 
@@ -70,7 +70,7 @@ def test_tokens_in_half_precision_keep_weights_in_single(device):
     inputs = [x.half(), update.half(), *parameters]
     out, *grads = value_and_grads(of_sum, inputs, torch.randn_like(x))
     half, single = torch.float16, torch.float32
-    assert [t.dtype for t in (out, *grads)] == [half, half, half, single, single]
+    assert [t.dtype for t in (out, *grads)] == [half, half, half, single, single, single]
 
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)
@@ -92,10 +92,22 @@ def test_any_strides(function, device):
 def test_one_channel(device):
     """It is always the mean: the output is the bias, and nothing depends on the tokens."""
     inputs = draw(5, 1, device=device)
-    out, dx, dupdate, dweight, dbias = value_and_grads(of_sum, inputs, torch.ones_like(inputs[0]))
-    assert_close(out, inputs[3].expand(5, 1), 1e-6)
-    assert max(g.abs().max().item() for g in (dx, dupdate, dweight)) < 1e-4
+    out, dx, dupdate, dshift, dweight, dbias = value_and_grads(of_sum, inputs, torch.ones_like(inputs[0]))
+    assert_close(out, inputs[4].expand(5, 1), 1e-6)
+    assert max(g.abs().max().item() for g in (dx, dupdate, dshift, dweight)) < 1e-4
     assert dbias.item() == 5
+
+
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
+def test_no_shift_is_one_of_nothing(device):
+    x, update, shift, *parameters = draw(30, 48, device=device)
+    weight = torch.randn_like(x)
+    ours = value_and_grads(
+        lambda *inputs: of_sum(*inputs[:2], None, *inputs[2:]), [x, update, *parameters], weight
+    )
+    out, dx, dupdate, _, *rest = value_and_grads(of_sum, [x, update, 0 * shift, *parameters], weight)
+    for a, b in zip(ours, (out, dx, dupdate, *rest), strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)
@@ -109,15 +121,15 @@ def test_no_rows(device):
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)
 def test_the_operators_are_well_formed(device):
-    x, update, weight, bias = draw(20, 16, device=device)
+    x, update, shift, weight, bias = draw(20, 16, device=device)
     tests = ("test_schema", "test_faketensor")
     for keep in (False, True):
-        for more in (None, update):
-            arguments = (x, more, weight, bias, EPS, keep)
+        for added in ((None, None), (update, None), (update, shift)):
+            arguments = (x, *added, weight, bias, EPS, keep)
             torch.library.opcheck(fused_norm._forward, arguments, test_utils=tests)
     _, mean, rstd = torch.native_layer_norm(x, (16,), weight, bias, EPS)
-    for more in (None, update):
-        arguments = (torch.randn_like(x), more, x, mean.squeeze(-1), rstd.squeeze(-1), weight)
+    for more, shifted in ((None, False), (update, False), (None, True)):
+        arguments = (torch.randn_like(x), more, x, mean.squeeze(-1), rstd.squeeze(-1), weight, shifted)
         torch.library.opcheck(fused_norm._backward, arguments, test_utils=tests)
 
 

@@ -41,7 +41,11 @@ def to_blocks(model: Transformer, images: Tensor) -> None:
 
 def head_tokens(attention: Attention, x: Tensor) -> tuple[Tensor, ...]:
     """Normed tokens x (B, N, dim) within each head, (B, H, N, p): one tensor, or query, key and value."""
-    heads: Tensor = attention.proj(x).unflatten(
-        -1, (attention.streams, attention.num_heads, attention.head_dim)
-    )
+    return by_heads(attention, attention.proj(x))
+
+
+def by_heads(attention: Attention, projected: Tensor) -> tuple[Tensor, ...]:
+    """What ``attention.proj`` returns, by heads: (B, H, N, p), once or for query, key and value."""
+    sizes = attention.streams, attention.num_heads, attention.head_dim
+    heads = projected.view(*projected.shape[:2], *sizes)
     return heads.permute(2, 0, 3, 1, 4).unbind(0)

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cbsa._checks import check_floating, check_grid, check_int, check_mask
 
@@ -11,10 +12,11 @@ from cbsa._checks import check_floating, check_grid, check_int, check_mask
 class Attention(nn.Module, ABC):
     """Project tokens, let a subclass mix them within each head (:meth:`attend`), and project back.
 
-    ``forward(x, grid=None, mask=None)``: x (B, N, dim) with prefix tokens (CLS, registers) first, then the
-    patch tokens; ``grid`` is the layout of the patch tokens, ``(h, w)``, ``(n,)`` or ``(t, h, w)``, and
-    ``None`` stands for a square; ``mask`` (B, N) is True for real tokens. Padding tokens neither attend nor
-    are attended, their content never matters, and their output is 0.
+    ``forward(x, grid=None, mask=None, bias=True)``: x (B, N, dim) with prefix tokens (CLS, registers) first,
+    then the patch tokens; ``grid`` is the layout of the patch tokens, ``(h, w)``, ``(n,)`` or ``(t, h, w)``,
+    and ``None`` stands for a square; ``mask`` (B, N) is True for real tokens. Padding tokens neither attend
+    nor are attended, their content never matters, and their output is 0. Without ``bias`` that of ``to_out``
+    is left for what follows to add.
 
     Args:
         dim: width of the tokens.
@@ -76,13 +78,19 @@ class Attention(nn.Module, ABC):
         heads = projected.view(*x.shape[:2], self.streams, self.num_heads, self.head_dim)
         return heads.permute(2, 0, 3, 1, 4).unbind(0)
 
-    def project_back(self, heads: Tensor) -> Tensor:
-        """Tokens (B, N, dim) of what each head holds, (B, H, N, p)."""
+    def project_back(self, heads: Tensor, bias: bool = True) -> Tensor:
+        """Tokens (B, N, dim) of what each head holds, (B, H, N, p); with ``bias`` plus that of ``to_out``."""
         out = heads.transpose(1, 2).flatten(2)  # (B, N, H p)
-        return out @ self.proj.weight.to(out.dtype) if self.to_out is None else self.to_out(out)
+        if self.to_out is None:
+            return out @ self.proj.weight.to(out.dtype)
+        return self.to_out(out) if bias else F.linear(out, self.to_out.weight)
 
     def forward(
-        self, x: Tensor, grid: int | Sequence[int] | None = None, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        grid: int | Sequence[int] | None = None,
+        mask: Tensor | None = None,
+        bias: bool = True,
     ) -> Tensor:
         """Mix tokens x (B, N, dim); see the class."""
         self.check_tokens("x", x)
@@ -91,7 +99,7 @@ class Attention(nn.Module, ABC):
         padding = None if mask is None else ~mask.unsqueeze(-1)  # (B, N, 1)
         if padding is not None:
             x = x.masked_fill(padding, 0)
-        out = self.project_back(self.attend(self.project(x), sizes, mask))
+        out = self.project_back(self.attend(self.project(x), sizes, mask), bias)
         return out if padding is None else out.masked_fill(padding, 0)
 
     def reset_parameters(self) -> None:

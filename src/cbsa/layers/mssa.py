@@ -53,18 +53,19 @@ class MSSA(Attention):
         x: Tensor,
         grid: int | Sequence[int] | None = None,
         mask: Tensor | None = None,
+        bias: bool = True,
         query: Tensor | None = None,
     ) -> Tensor:
         """Mix tokens x (B, N, dim), or gather from them for tokens ``query`` (B, M, dim); see the class."""
         if query is None:
-            return super().forward(x, grid, mask)
+            return super().forward(x, grid, mask, bias)
         self._check_query(x, query)
         check_mask(mask, x.shape[0], x.shape[1], x.device)
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0)
         (w,), (q,) = self.project(x), self.project(query)
         out = F.scaled_dot_product_attention(q, w, w, attn_mask=softmax_key_mask(mask))  # (B, H, M, p)
-        return self.project_back(self._step(out))
+        return self.project_back(self._step(out), bias)
 
     def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
         """Attend from every token to every token within each head."""

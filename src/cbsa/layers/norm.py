@@ -33,11 +33,12 @@ class LayerNorm(nn.LayerNorm):
 
         return layer_norm_beside(x, self.weight, self.bias, self.eps)
 
-    def of_sum(self, x: Tensor, update: Tensor) -> Tensor:
-        """Normalise x + update."""
+    def of_sum(self, x: Tensor, update: Tensor, shift: Tensor | None = None) -> Tensor:
+        """Normalise x + update, plus ``shift`` (dim,): the bias of the product that made the update."""
         if not kernels_serve_compiled(x):
-            normed: Tensor = self(x + update)
+            total = x + update
+            normed: Tensor = self(total if shift is None else total + shift.to(total.dtype))
             return normed
         from cbsa.ops.fused_norm import add_layer_norm
 
-        return add_layer_norm(x, update, self.weight, self.bias, self.eps)
+        return add_layer_norm(x, update, shift, self.weight, self.bias, self.eps)

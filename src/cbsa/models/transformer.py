@@ -13,6 +13,7 @@ from cbsa._checks import check_choice, check_images, check_int, check_sizes
 from cbsa._tracing import is_exporting
 from cbsa.layers import ATTENTIONS, CBSA, ISTA, MLP, Attention, ConvStem, LayerNorm, LinearStem
 from cbsa.ops import resample_tokens
+from cbsa.ops.availability import kernels_serve_compiled
 
 STEMS: dict[str, type[ConvStem] | type[LinearStem]] = {"conv": ConvStem, "linear": LinearStem}
 FEED_FORWARDS = ("ista", "mlp")
@@ -35,13 +36,21 @@ class Block(nn.Module):
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """Update tokens x (B, N, dim) whose patches lie on ``grid``."""
         x, normed = self.norm1.beside(x)
-        update: Tensor = self.attn(normed, grid)
         if isinstance(self.ff, MLP):
-            x = x + update
+            x = x + self.attn(normed, grid)
             more: Tensor = self.ff(self.norm2(x))
             return x + more
-        codes: Tensor = self.ff(self.norm2.of_sum(x, update))
+        shift = self._left_to_the_norm(x)
+        update: Tensor = self.attn(normed, grid, bias=shift is None)
+        codes: Tensor = self.ff(self.norm2.of_sum(x, update, shift))
         return codes
+
+    def _left_to_the_norm(self, x: Tensor) -> Tensor | None:
+        """The bias of the attention, where the norm's kernels add it: they know its gradient anyway."""
+        last = self.attn.to_out
+        return (
+            last.bias if last is not None and torch.is_grad_enabled() and kernels_serve_compiled(x) else None
+        )
 
 
 class TokenSequence(nn.Module):

@@ -13,19 +13,27 @@ from torch import Tensor
 
 from cbsa.ops.custom import launched_on
 from cbsa.ops.kernels import norm as kernels
+from cbsa.ops.kernels.ahead import launched_ahead
 from cbsa.ops.kernels.sums import add_up
 
 _NUMBERS, _NUMBERS_BACKWARD = 2048, 512  # of a block of rows
-_PROGRAMS = 2112
+_STEPS = 4  # blocks of a program, forward
+_PROGRAMS = 2112  # backward
 _ADDED = (512, 16)  # rows and columns that are added up at a time
 
 
-def add_layer_norm(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm of x + update (..., D) over D, in the dtype of the sum; statistics in float32."""
+def add_layer_norm(
+    x: Tensor, update: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> Tensor:
+    """LayerNorm of x + update (..., D), plus ``shift`` (D,), over D, in the dtype of x + update.
+
+    The statistics are in float32. ``shift`` may be the bias of the product that made the update: its
+    gradient, a sum over all rows, is taken on the way here.
+    """
     if torch.is_grad_enabled():
-        normed: Tensor = _AddLayerNorm.apply(x, update, weight, bias, eps)
+        normed: Tensor = _AddLayerNorm.apply(x, update, shift, weight, bias, eps)
         return normed
-    out: Tensor = _forward(x, update, weight, bias, eps, False)[1]
+    out: Tensor = _forward(x, update, shift, weight, bias, eps, False)[1]
     return out
 
 
@@ -34,45 +42,55 @@ def layer_norm_beside(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tu
     if torch.is_grad_enabled():
         same, out = _LayerNormBeside.apply(x, weight, bias, eps)
         return same, out
-    return x, _forward(x, None, weight, bias, eps, False)[1]
+    return x, _forward(x, None, None, weight, bias, eps, False)[1]
 
 
 class _AddLayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, update: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+    ) -> Tensor:
         out: Tensor
-        total, out, mean, rstd = _forward(x, update, weight, bias, eps, True)
+        total, out, mean, rstd = _forward(x, update, shift, weight, bias, eps, True)
         ctx.save_for_backward(total, mean, rstd, weight)
+        ctx.shift = None if shift is None else shift.dtype
         ctx.dtypes = x.dtype, update.dtype, weight.dtype, bias.dtype
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        grad_x, sums = _backward(grad, None, *ctx.saved_tensors)
+        grad_x, sums = _backward(grad, None, *ctx.saved_tensors, ctx.shift is not None)
         x, update, weight, bias = ctx.dtypes
-        return grad_x.to(x), grad_x.to(update), sums[0].to(weight), sums[1].to(bias), None
+        grad_shift = None if ctx.shift is None else sums[2].to(ctx.shift)
+        return grad_x.to(x), grad_x.to(update), grad_shift, sums[0].to(weight), sums[1].to(bias), None
 
 
 class _LayerNormBeside(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        _, out, mean, rstd = _forward(x, None, weight, bias, eps, True)
+        _, out, mean, rstd = _forward(x, None, None, weight, bias, eps, True)
         ctx.save_for_backward(x, mean, rstd, weight)
         ctx.dtypes = weight.dtype, bias.dtype
         return x.view_as(x), out
 
     @staticmethod
     def backward(ctx: Any, grad_same: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        grad_x, sums = _backward(grad, grad_same, *ctx.saved_tensors)
+        grad_x, sums = _backward(grad, grad_same, *ctx.saved_tensors, False)
         weight, bias = ctx.dtypes
         return grad_x, sums[0].to(weight), sums[1].to(bias), None
 
 
 @torch.library.custom_op("cbsa::layer_norm", mutates_args=())
 def _forward(
-    x: Tensor, update: Tensor | None, weight: Tensor, bias: Tensor, eps: float, keep: bool
+    x: Tensor,
+    update: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return x + update, its LayerNorm, mean and 1/σ; but for the second, empty if not kept or needed."""
+    """Return x + update + shift, its LayerNorm, mean and 1/σ; all but the second empty if not kept."""
     total, out, mean, rstd = results = _empty(x, update, keep)
     rows, d = _rows(x)
     if rows == 0:
@@ -80,38 +98,49 @@ def _forward(
     x = x.contiguous()
     padded, block = _blocks(d, _NUMBERS)
     with launched_on(x.device):
-        kernels.layer_norm_forward[(triton.cdiv(rows, block),)](
-            x, x if update is None else update.contiguous(), weight, bias, total, out, mean, rstd, rows, eps,
-            D=d, BD=padded, BR=block, ADD=update is not None, KEEP=keep, num_warps=1,
+        kernels.layer_norm_forward[(triton.cdiv(rows, block * _STEPS),)](
+            x, x if update is None else update.contiguous(), weight if shift is None else shift, weight, bias,
+            total, out, mean, rstd, rows, eps, D=d, BD=padded, BR=block, STEPS=_STEPS,
+            ADD=update is not None, SHIFT=shift is not None, KEEP=keep, num_warps=1,
         )  # fmt: skip
     return results
 
 
 @_forward.register_fake
 def _(
-    x: Tensor, update: Tensor | None, weight: Tensor, bias: Tensor, eps: float, keep: bool
+    x: Tensor,
+    update: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _empty(x, update, keep)
 
 
 @torch.library.custom_op("cbsa::layer_norm_backward", mutates_args=())
 def _backward(
-    grad: Tensor, more: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
+    grad: Tensor, more: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, shifted: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient with respect to x, plus ``more``, and of weight and bias, (2, D) in float32."""
+    """Return the gradient with respect to x, plus ``more``; and of weight and bias, (2, D) in float32.
+
+    With ``shifted`` these are (3, D): the last is the sum over the rows of the gradient itself.
+    """
     rows, d = _rows(x)
-    grad_x, sums = x.new_empty(x.shape), x.new_empty((2, d), dtype=torch.float32)
+    grad_x, sums = _empty_gradients(x, shifted)
     if rows == 0:
         return grad_x, sums.zero_()
     grad, x = grad.contiguous(), x.contiguous()
     padded, block = _blocks(d, _NUMBERS_BACKWARD)
     chunk = triton.cdiv(triton.cdiv(rows, _PROGRAMS), block) * block
     programs = triton.cdiv(rows, chunk)
-    parts = x.new_empty((programs, 2, d), dtype=torch.float32)
+    parts = x.new_empty((programs, *sums.shape), dtype=torch.float32)
     with launched_on(x.device):
         kernels.layer_norm_backward[(programs,)](
             grad, grad if more is None else more.contiguous(), x, mean, rstd, weight, grad_x, parts,
-            rows, chunk, D=d, BD=padded, BR=block, MORE=more is not None, num_warps=1,
+            rows, chunk, D=d, BD=padded, BR=block, MORE=more is not None, SHIFT=shifted,
+            PDL=launched_ahead(x.device)["PDL"], num_warps=1,
         )  # fmt: skip
         at_once, columns = _ADDED
         add_up(parts, sums, at_once=at_once, block=columns, warps=8)
@@ -120,9 +149,14 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    grad: Tensor, more: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
+    grad: Tensor, more: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, shifted: bool
 ) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty((2, x.shape[-1]), dtype=torch.float32)
+    return _empty_gradients(x, shifted)
+
+
+def _empty_gradients(x: Tensor, shifted: bool) -> tuple[Tensor, Tensor]:
+    """Memory for the results of :func:`_backward`."""
+    return x.new_empty(x.shape), x.new_empty((3 if shifted else 2, x.shape[-1]), dtype=torch.float32)
 
 
 def _empty(x: Tensor, update: Tensor | None, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """Which precision a computation runs in."""
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
 
@@ -31,3 +32,16 @@ def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[objec
     if device.type == "meta":
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+@contextlib.contextmanager
+def single_products_in_tf32() -> Iterator[None]:
+    """Context in which a GPU takes float32 products on its tensor cores, rounded to 11 bits."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision  # readable whichever of PyTorch's two switches was used
+    matmul.allow_tf32 = True  # sets both of them
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before == "tf32"
+        matmul.fp32_precision = before

@@ -68,7 +68,7 @@ def plot_zero_shot(scores: Scores, trivial: Sequence[float] = ()) -> Figure:
         handles, names = [*handles, lines], [*names, "all pixels"]
     axes.set_xticks(range(len(TARGETS)), TARGETS)
     axes.set_ylim(0, 1.03)
-    plain_legend(figure, handles, names, loc="outside lower left", ncols=min(len(names), 4))
+    plain_legend(figure, handles, names, loc="outside lower left", ncols=min(len(names), 5))
     return figure
 
 

@@ -1,74 +1,67 @@
-"""Coding rates of tokens within the heads of a layer: LayerNorm, projection, Gram matrix, determinant.
+"""Coding rates of tokens within the heads of a layer: Gram matrices and their determinants.
 
-A head's tokens w = LN(x) U (N, P) are made block by block and never stored. With γ and β of the norm,
-LN(x) U = (x (γ∘U) − mean·γᵀU)/σ + βᵀU, so that the projection runs on x while its mean and σ are summed up.
-Everything is in float32; products are ``PRECISION``.
+Products are single TF32 ones. What that costs is small: both factors of a Gram matrix are the same tokens,
+cut to 11 bits in the same way, so that it is the exact Gram matrix (summed in float32) of tokens that are
+off by 2⁻¹¹ at most; it stays positive, and small eigenvalues change by the square of that.
 """
 
 import triton
 import triton.language as tl
 
+from cbsa.ops.kernels.blocks import head_of, load_rows
+
 
 @triton.jit
 def head_grams(
-    x, basis, along, offset, grams,
-    H, N, x_b, x_n, eps,
-    D: tl.constexpr, P: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    w, grams,
+    H, N, w_b, w_h, w_n,
+    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Σ w wᵀ, and Σ w wᵀ/‖w‖², of each head of each image: (B, H, 2, BP, BP). Grid (B·H,).
-
-    ``basis`` is γ∘U (D, H, P), ``along`` its sum over D and ``offset`` βᵀU plus a bias (H, P).
-    """
-    program = tl.program_id(0)
-    image, h = (program // H).to(tl.int64), program % H
-    columns, p = tl.arange(0, BK), tl.arange(0, BP)
-    inside = p < P
-    centre = tl.load(along + h * P + p, mask=inside, other=0.0)[None, :]
-    start = tl.load(offset + h * P + p, mask=inside, other=0.0)[None, :]
-    gram = tl.zeros((BP, BP), tl.float32)
-    unit = tl.zeros((BP, BP), tl.float32)
-    for first in range(0, N, BN):
-        rows = first + tl.arange(0, BN).to(tl.int64)
-        valid = (rows < N)[:, None]
-        tokens = x + image * x_b + rows[:, None] * x_n
-        reference = tl.load(x + image * x_b + rows * x_n, mask=rows < N, other=0.0).to(tl.float32)[:, None]
-        w = tl.zeros((BN, BP), tl.float32)
-        total = tl.zeros((BN,), tl.float32)
-        squares = tl.zeros((BN,), tl.float32)
-        for k in range(0, D, BK):
-            there = (k + columns < D)[None, :]
-            values = tl.load(tokens + k + columns[None, :], mask=valid & there, other=0.0).to(tl.float32)
-            # relative to the row's first number, so that the variance does not cancel
-            values = tl.where(there, values - reference, 0.0)
-            total += tl.sum(values, 1)
-            squares += tl.sum(values * values, 1)
-            place = (k + columns)[:, None] * (H * P) + h * P + p[None, :]
-            u = tl.load(basis + place, mask=(k + columns < D)[:, None] & inside[None, :], other=0.0)
-            w = tl.dot(values, u, w, input_precision=PRECISION)
-        mean = total / D
-        width = tl.rsqrt(tl.maximum(squares / D - mean * mean, 0.0) + eps)
-        w = tl.where(valid, (w - mean[:, None] * centre) * width[:, None] + start, 0.0)
-        gram = tl.dot(tl.trans(w), w, gram, input_precision=PRECISION)
-        w *= tl.rsqrt(tl.maximum(tl.sum(w * w, 1), 1e-24))[:, None]
-        unit = tl.dot(tl.trans(w), w, unit, input_precision=PRECISION)
-    place = grams + program.to(tl.int64) * 2 * BP * BP + p[:, None] * BP + p[None, :]
+    """Σ w wᵀ, and Σ w wᵀ/‖w‖², of the tokens of each head: (B, H, 2, BD, BD). Grid (B·H,)."""
+    bh = tl.program_id(0)
+    w = head_of(w, bh // H, bh % H, w_b, w_h)
+    gram = tl.zeros((BD, BD), tl.float32)
+    unit = tl.zeros((BD, BD), tl.float32)
+    for start in range(0, N, BN):
+        valid = start + tl.arange(0, BN) < N
+        tokens = load_rows(w, start, w_n, valid, BN, D, BD).to(tl.float32)
+        gram = tl.dot(tl.trans(tokens), tokens, gram, input_precision="tf32")
+        tokens *= tl.rsqrt(tl.maximum(tl.sum(tokens * tokens, 1), 1e-24))[:, None]
+        unit = tl.dot(tl.trans(tokens), tokens, unit, input_precision="tf32")
+    i = tl.arange(0, BD)
+    place = grams + bh.to(tl.int64) * 2 * BD * BD + i[:, None] * BD + i[None, :]
     tl.store(place, gram)
-    tl.store(place + BP * BP, unit)
+    tl.store(place + BD * BD, unit)
 
 
 @triton.jit
-def half_log_determinants(grams, out, c, BP: tl.constexpr):
-    """½ logdet(I + c·G) of each Gram matrix G (BP, BP), by symmetric elimination. Grid (matrices,)."""
-    program = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, BP)
-    rows, columns = i[:, None], i[None, :]
-    matrix = c * tl.load(grams + program * BP * BP + rows * BP + columns) + (rows == columns).to(tl.float32)
+def eliminate(matrix, SIZE: tl.constexpr, STEPS: tl.constexpr):
+    """STEPS steps of symmetric elimination: what becomes of the matrix, and the sum of log(pivot)."""
+    i = tl.arange(0, SIZE)
     total = 0.0
-    for j in range(BP):
-        row = tl.sum(tl.where(rows == j, matrix, 0.0), 0)
+    for j in range(STEPS):
+        row = tl.sum(tl.where(i[:, None] == j, matrix, 0.0), 0)
         pivot = tl.sum(tl.where(i == j, row, 0.0), 0)
         pivot = tl.where(pivot < 1.0, 1.0, pivot)  # none is but by rounding
         total += tl.log(pivot)
         matrix -= row[:, None] * (row / pivot)[None, :]
-    tl.store(out + program, 0.5 * total)
+    return matrix, total
+
+
+@triton.jit
+def half_log_determinants(grams, out, c, BD: tl.constexpr):
+    """½ logdet(I + c·G) of each Gram matrix G (BD, BD), by symmetric elimination. Grid (matrices,).
+
+    After half of the steps what is left is a quarter of the matrix: the rest goes on with that.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BD)
+    rows, columns = i[:, None], i[None, :]
+    matrix = c * tl.load(grams + program * BD * BD + rows * BD + columns) + (rows == columns).to(tl.float32)
+    HALF: tl.constexpr = BD // 2
+    matrix, total = eliminate(matrix, BD, HALF)
+    quarters = tl.permute(tl.reshape(matrix, (2, HALF, 2, HALF)), (1, 3, 0, 2))
+    _, lower = tl.split(tl.permute(quarters, (0, 1, 3, 2)))  # rows of the lower half, (HALF, HALF, 2)
+    _, rest = tl.split(lower)
+    _, more = eliminate(rest, HALF, HALF)
+    tl.store(out + program, 0.5 * (total + more))
