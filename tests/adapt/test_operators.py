@@ -245,7 +245,7 @@ def test_transforms_take_the_reference():
         ({"reps": torch.randn(2, 3, 4, 7)}, ValueError, r"\(2, 3, m, 6\), got \(2, 3, 4, 7\)"),
         ({"step_rep": torch.ones(2)}, ValueError, r"step_rep must have shape \(H,\) = \(3,\)"),
         ({"mask": torch.ones(2, 5)}, TypeError, "mask must be a boolean tensor"),
-        ({"impl": "triton"}, ValueError, "impl='triton': expected one of 'auto', 'reference', 'sdpa'"),
+        ({"impl": "flash"}, ValueError, "impl='flash': expected one of .*'sdpa', 'triton'"),
         ({"contraction": "softmx"}, ValueError, "did you mean 'softmax'"),
         ({"scale": "big"}, TypeError, "scale must be a number"),
     ],

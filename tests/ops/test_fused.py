@@ -44,7 +44,7 @@ run = partial(contract_broadcast, impl="triton")
 def regime(request, monkeypatch):
     """Force a way to launch the kernels; many representatives are always split."""
     whole = request.param in ("whole", "passes")
-    monkeypatch.setattr(launch, "is_whole", lambda w, m: whole and not launch.in_blocks(m))
+    monkeypatch.setattr(launch, "is_whole", lambda w, m: whole and not launch.in_blocks(w, m))
     if request.param == "passes":
         monkeypatch.setattr(launch, "_FEW_TOKENS", 0)
     if request.param == "splits":
@@ -90,8 +90,9 @@ def test_value_and_every_gradient_are_as_good_as_plain_pytorch(
         dtype,
         NAMES,
         # A step's gradient is one number, summed with cancellation in another order than PyTorch's: over many
-        # draws the errors are alike (4e-7 and 6e-7), in one either may be several times the other.
-        floor_ulps=20 if dtype == torch.float32 else 0.5,
+        # draws the errors are alike (4e-7 and 6e-7), in one either may be several times the other. On a GPU
+        # float32 is three TF32 products, of wide heads in blocks.
+        floor_ulps=(40 if shape[-1] > 64 else 20) if dtype == torch.float32 else 0.5,
         draws=4,
     )
 

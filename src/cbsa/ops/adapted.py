@@ -9,10 +9,11 @@ from torch import Tensor
 from cbsa._checks import check_choice, check_floating, check_mask, check_number, check_positive_number
 from cbsa._tracing import is_exporting, is_transformed
 from cbsa.ops import adapted_sdpa, reference
-from cbsa.ops.api import CONTRACTIONS, check_tensors, choose_pytorch
+from cbsa.ops.api import CONTRACTIONS, IMPLEMENTATIONS, check_tensors, choose, choose_pytorch
+from cbsa.ops.availability import kernels_run_on, triton_is_missing
 from cbsa.ops.precision import autocast_dtype
 
-ADAPTED_IMPLEMENTATIONS = ("auto", "reference", "sdpa")
+ADAPTED_IMPLEMENTATIONS = IMPLEMENTATIONS
 
 
 def contract_broadcast_kv(
@@ -48,8 +49,9 @@ def contract_broadcast_kv(
         scale: s, by default d^-½.
         contraction: ``"softmax"``, ``"exact"`` or ``"none"``; see :func:`cbsa.ops.contract_broadcast`.
         eps: quantisation precision ε, for ``contraction="exact"``.
-        impl: ``"reference"`` (plain PyTorch), ``"sdpa"`` (fused attention kernels; nothing N×m in memory) or
-            ``"auto"``, one of them by size.
+        impl: ``"reference"`` (plain PyTorch), ``"sdpa"`` (fused attention kernels; nothing N×m in memory),
+            ``"triton"`` (kernels of our own for a GPU) or ``"auto"``; see
+            :func:`cbsa.ops.contract_broadcast`.
 
     Returns:
         (B, H, N, d) in the dtype of ``k`` (under autocast, in autocast's dtype).
@@ -66,8 +68,9 @@ def contract_broadcast_kv(
     implementations: dict[str, Callable[..., Tensor]] = {
         "reference": reference.contract_broadcast_kv,
         "sdpa": adapted_sdpa.contract_broadcast_kv,
+        "triton": _star_on_kernels,
     }
-    impl = _implementation(impl, choose_pytorch(k, reps), k, v, reps, eta, kappa)
+    impl = _implementation(impl, lambda: choose(k, reps, scale, contraction), k, v, reps, eta, kappa)
     return implementations[impl](k, v, reps, eta, kappa, mask, scale, contraction, eps)
 
 
@@ -100,7 +103,8 @@ def agent_attention(
         scale: s, by default d^-½.
         broadcast_scale: t, by default s.
         impl: ``"reference"`` (plain PyTorch), ``"sdpa"`` (PyTorch's fused attention, twice; nothing N×m in
-            memory) or ``"auto"``: sdpa on a GPU, by size elsewhere.
+            memory), ``"triton"`` (kernels of our own for a GPU: scales above 0, not float64) or ``"auto"``:
+            the kernels on a GPU in 16 bits where they can, else sdpa there; elsewhere by size.
 
     Returns:
         (B, H, N, d) in the dtype of ``q`` (under autocast, in autocast's dtype).
@@ -112,12 +116,12 @@ def agent_attention(
     scale = q.shape[-1] ** -0.5 if scale is None else check_number("scale", scale)
     sharpness = scale if broadcast_scale is None else check_number("broadcast_scale", broadcast_scale)
     q, k, v, reps = _one_dtype(q=q, k=k, v=v, reps=reps)
-    best = "sdpa" if q.device.type == "cuda" else choose_pytorch(q, reps)
     implementations: dict[str, Callable[..., Tensor]] = {
         "reference": _agent_reference,
         "sdpa": adapted_sdpa.agent_attention,
+        "triton": _agent_on_kernels,
     }
-    impl = _implementation(impl, best, q, k, v, reps)
+    impl = _implementation(impl, lambda: _choose_for_agent(q, reps, scale, sharpness), q, k, v, reps)
     out = implementations[impl](q, k, v, reps, mask, scale, sharpness)
     return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0)
 
@@ -129,6 +133,32 @@ def _agent_reference(
         q, k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (q, k, v))
     gathered = reference.gather(reference.extraction_weights(k, reps, scale, mask), v)  # D, (B, H, m, d)
     return ((q * sharpness) @ reps.mT).softmax(-1) @ gathered  # (B, H, N, d)
+
+
+def _star_on_kernels(*arguments: Any) -> Tensor:
+    try:
+        from cbsa.ops import fused_kv
+    except ImportError as error:
+        raise triton_is_missing(error) from error
+    return fused_kv.contract_broadcast_kv(*arguments)
+
+
+def _agent_on_kernels(*arguments: Any) -> Tensor:
+    try:
+        from cbsa.ops import fused_agent
+    except ImportError as error:
+        raise triton_is_missing(error) from error
+    return fused_agent.agent_attention(*arguments)
+
+
+def _choose_for_agent(q: Tensor, reps: Tensor, scale: float, sharpness: float) -> str:
+    """Pick the implementation of Agent attention for ``impl="auto"``."""
+    if kernels_run_on(q.device) and q.element_size() < 4:
+        from cbsa.ops import fused_agent
+
+        if fused_agent.why_not(q, scale, sharpness) is None:
+            return "triton"
+    return "sdpa" if q.device.type == "cuda" else choose_pytorch(q, reps)
 
 
 def _ones(x: Any) -> Tensor:
@@ -158,14 +188,14 @@ def _one_dtype(**tensors: Tensor) -> tuple[Tensor, ...]:
     return first, *rest
 
 
-def _implementation(impl: str, best: str, *inputs: Tensor) -> str:
-    """``impl`` itself, or what ``"auto"`` stands for."""
+def _implementation(impl: str, best: Callable[[], str], *inputs: Tensor) -> str:
+    """``impl`` itself, or what ``"auto"`` stands for: the ``best`` where nothing demands the reference."""
     transformed = is_transformed(*inputs)
-    if impl == "sdpa" and transformed:
+    if impl in ("sdpa", "triton") and transformed:
         raise ValueError(
-            "impl='sdpa' supports neither forward-mode differentiation nor torch.func transforms; "
+            f"impl={impl!r} supports neither forward-mode differentiation nor torch.func transforms; "
             "use impl='reference' for them"
         )
     if impl == "auto":
-        return "reference" if transformed or is_exporting() else best
+        return "reference" if transformed or is_exporting() else best()
     return impl

@@ -15,7 +15,7 @@ from cbsa._checks import (
 )
 from cbsa._tracing import is_exporting, is_transformed
 from cbsa.ops import reference, sdpa
-from cbsa.ops.availability import kernels_run_on
+from cbsa.ops.availability import kernels_run_on, triton_is_missing
 from cbsa.ops.pooling import pool_heads
 from cbsa.ops.precision import autocast_dtype
 
@@ -29,7 +29,7 @@ def _triton(*arguments: Any) -> Tensor:
     try:
         from cbsa.ops import fused
     except ImportError as error:
-        raise ValueError(f"impl='triton' needs Triton, which is not installed ({error})") from error
+        raise triton_is_missing(error) from error
     return fused.contract_broadcast(*arguments)
 
 
@@ -105,7 +105,7 @@ def contract_broadcast(
             "use impl='reference' for them"
         )
     if impl == "auto":
-        impl = "reference" if transformed or is_exporting() else _choose(w, reps, scale, contraction)
+        impl = "reference" if transformed or is_exporting() else choose(w, reps, scale, contraction)
     return _IMPLEMENTATIONS[impl](w, reps, step_rep, step_out, mask, scale, contraction, eps)
 
 
@@ -162,7 +162,7 @@ def _kernels_pool(
     return fused.why_not(w, scale, contraction) is None
 
 
-def _choose(w: Tensor, reps: Tensor, scale: float, contraction: str) -> str:
+def choose(w: Tensor, reps: Tensor, scale: float, contraction: str) -> str:
     """Pick the implementation for ``impl="auto"`` (README.md has the measurements)."""
     plain = choose_pytorch(w, reps)
     if kernels_run_on(w.device) and (w.element_size() < 4 or plain == "sdpa"):

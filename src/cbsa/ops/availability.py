@@ -29,6 +29,11 @@ def _kernels_run_on(device: torch.device) -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] >= 8
 
 
+def triton_is_missing(error: ImportError) -> ValueError:
+    """What to raise where the kernels are asked for by name, and Triton cannot be imported."""
+    return ValueError(f"impl='triton' needs Triton, which is not installed ({error})")
+
+
 def kernels_serve_compiled(x: Tensor) -> bool:
     """Whether kernels take the place of what a compiler would do with x: while compiling for a GPU."""
     return (

@@ -33,5 +33,5 @@ def empty_gradients(
 def no_second_derivative(ctx: Any, *_: Any) -> NoReturn:
     """Backward of a backward: there is none."""
     raise NotImplementedError(
-        'this implementation of contract_broadcast has no second derivative; use impl="reference" for one'
+        'this implementation of the operator has no second derivative; use impl="reference" for one'
     )

@@ -31,9 +31,7 @@ def contract_broadcast(
     eps: float,
 ) -> Tensor:
     """Extract, contract, broadcast; see :func:`cbsa.ops.contract_broadcast`."""
-    obstacle = why_not(w, scale, contraction)
-    if obstacle:
-        raise ValueError(f"impl='triton' {obstacle}; use impl='auto'")
+    refuse(why_not(w, scale, contraction))
     keep = not launch.is_whole(w, reps.shape[2])
     out: Tensor = _forward(w, reps, step_rep, step_out, mask, scale, contraction == "softmax", keep)[0]
     return out
@@ -50,12 +48,18 @@ def why_not(w: Tensor, scale: float, contraction: str) -> str | None:
     if w.shape[-1] > MAX_HEAD_DIM:
         return f"supports heads of up to {MAX_HEAD_DIM} dimensions, not {w.shape[-1]}"
     if w.device.type != "cuda" and not launch.INTERPRETED:
-        return f"needs a GPU, but w is on {w.device}"
+        return f"needs a GPU, but the tokens are on {w.device}"
     if not launch.fits(w):
         return (
             f"in {w.dtype} finds too little shared memory on {w.device} for heads of {w.shape[-1]} dimensions"
         )
     return None
+
+
+def refuse(obstacle: str | None) -> None:
+    """Raise an error that names what keeps the kernels from being used, if anything does."""
+    if obstacle:
+        raise ValueError(f"impl='triton' {obstacle}; use impl='auto'")
 
 
 @torch.library.custom_op("cbsa::contract_broadcast_triton", mutates_args=())
@@ -179,7 +183,7 @@ def _backward_flops(grad: Any, w: Any, reps: Any, *args: Any, out_shape: Any = N
 def empty_results(w: Tensor, reps: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """O, D, log-sum-exp of A, C, log-sum-exp of its softmax; all but O in float32, or empty if not kept."""
     shapes = [reps.shape, reps.shape[:-1]]
-    blocks = keep and launch.in_blocks(reps.shape[2])
+    blocks = keep and launch.in_blocks(w, reps.shape[2])
     delta, lse = (reps.new_empty(shape if keep else (0,), dtype=torch.float32) for shape in shapes)
     c, lse_c = (reps.new_empty(shape if blocks else (0,), dtype=torch.float32) for shape in shapes)
     return token_major(w), delta, lse, c, lse_c

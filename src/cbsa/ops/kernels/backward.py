@@ -186,14 +186,15 @@ def load_contracted(
 
 @triton.jit
 def spread(
-    w, q, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_w, grad_q,
+    w, v, q, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_w, grad_v, grad_q,
     H, N, M, heads, deal, extra, shares, scale, scale2,
-    w_b, w_h, w_n, q_b, q_h, q_m, g_b, g_h, g_n, o_b, o_h, o_n,
+    w_b, w_h, w_n, v_b, v_h, v_n, q_b, q_h, q_m, g_b, g_h, g_n, o_b, o_h, o_n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_MASK: tl.constexpr, WITH_Q: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dw = AᵀdD + s·dSᵀQ, and with WITH_Q sums of s·dS w, where M ≤ BM. Grid (programs,).
 
+    With v, dv = AᵀdD and dw = s·dSᵀQ; without ``grad``, dS = A∘(dD vᵀ − δ): the weights broadcast nothing.
     The blocks of tokens of all ``heads`` (B·H) are dealt out, ``deal`` to each program and one more to the
     first ``extra``, so that a program may begin in one head and end in another. The programs that have a
     share of a head leave their sums one after the other, (shares, B·H, M, D); what remains is 0.
@@ -215,8 +216,10 @@ def spread(
         total = tl.zeros((BM, BD), tl.float32)
         total = spread_backwards(
             total, queries, norm, contracted, deltas, dot,
-            head_of(w, b, h, w_b, w_h), head_of(grad, b, h, g_b, g_h), head_of(grad_w, b, h, o_b, o_h),
-            mask, b, first, end, N, scale, scale2, w_n, g_n, o_n,
+            head_of(w, b, h, w_b, w_h), None if v is None else head_of(v, b, h, v_b, v_h),
+            None if grad is None else head_of(grad, b, h, g_b, g_h), head_of(grad_w, b, h, o_b, o_h),
+            None if v is None else head_of(grad_v, b, h, o_b, o_h),
+            mask, b, first, end, N, scale, scale2, w_n, v_n, g_n, o_n,
             D, BD, BN, HAS_MASK, WITH_Q, True, PRECISION,
         )  # fmt: skip
         if WITH_Q:
@@ -236,17 +239,21 @@ def spread(
 
 @triton.jit
 def spread_from_blocks(
-    w, q, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_w,
+    w, v, q, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_w, grad_v,
     H, N, M, chunk, scale, scale2,
-    w_b, w_h, w_n, q_b, q_h, q_m, g_b, g_h, g_n, o_b, o_h, o_n,
+    w_b, w_h, w_n, v_b, v_h, v_n, q_b, q_h, q_m, g_b, g_h, g_n, o_b, o_h, o_n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """dw = AᵀdD + s·dSᵀQ where M > BM. Grid (B·H, splits)."""
+    """What :func:`spread` gives to tokens, where M > BM. Grid (B·H, splits)."""
     follow(PDL)
     bh, split = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
-    w, q, grad = head_of(w, b, h, w_b, w_h), head_of(q, b, h, q_b, q_h), head_of(grad, b, h, g_b, g_h)
+    w, q = head_of(w, b, h, w_b, w_h), head_of(q, b, h, q_b, q_h)
+    if grad is not None:
+        grad = head_of(grad, b, h, g_b, g_h)
+    if v is not None:
+        v, grad_v = head_of(v, b, h, v_b, v_h), head_of(grad_v, b, h, o_b, o_h)
     grad_w = head_of(grad_w, b, h, o_b, o_h)
     row = bh.to(tl.int64) * M
     lse, row_dot, kappa_c, grad_delta = lse + row, row_dot + row, kappa_c + row * D, grad_delta + row * D
@@ -254,27 +261,36 @@ def spread_from_blocks(
     for start in range(first, end, BN):
         valid = real_tokens(mask, b, start, N, BN, True, HAS_MASK)
         tokens = load_rows(w, start, w_n, valid, BN, D, BD)
-        gradients = load_rows(grad, start, g_n, valid, BN, D, BD)
+        values = tokens if v is None else load_rows(v, start, v_n, valid, BN, D, BD)
+        gradients = None if grad is None else load_rows(grad, start, g_n, valid, BN, D, BD)
         acc = tl.zeros((BN, BD), tl.float32)
+        acc_v = None if v is None else tl.zeros((BN, BD), tl.float32)
         for block in range(0, M, BM):
             queries, norm, contracted, deltas, dot = load_contracted(
                 q, lse, kappa_c, grad_delta, row_dot, block, q_m, M, BM, D, BD
             )
             weights, scores = score_gradient(
-                queries, tokens, gradients, norm, contracted, deltas, dot, valid, scale2, True, PRECISION
-            )
-            acc = tl.dot(weights, deltas, acc, input_precision=PRECISION)
+                queries, tokens, values, gradients, norm, contracted, deltas, dot, valid, scale2,
+                0, True, PRECISION,
+            )  # fmt: skip
+            if v is None:
+                acc = tl.dot(weights, deltas, acc, input_precision=PRECISION)
+            else:
+                acc_v = tl.dot(weights, deltas, acc_v, input_precision=PRECISION)
             scaled = (queries * scale).to(queries.dtype)
             acc = tl.dot(scores, scaled, acc, input_precision=PRECISION)
         acc = tl.where(valid[:, None], acc, 0.0)
         store_rows(grad_w, start, o_n, acc, start + tl.arange(0, BN) < end, BN, D, BD)
+        if v is not None:
+            acc_v = tl.where(valid[:, None], acc_v, 0.0)
+            store_rows(grad_v, start, o_n, acc_v, start + tl.arange(0, BN) < end, BN, D, BD)
 
 
 @triton.jit
 def spread_to_queries(
-    w, q, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_q,
+    w, v, q, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_q,
     H, N, M, chunk, scale, scale2,
-    w_b, w_h, w_n, q_b, q_h, q_m, g_b, g_h, g_n,
+    w_b, w_h, w_n, v_b, v_h, v_n, q_b, q_h, q_m, g_b, g_h, g_n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -282,7 +298,12 @@ def spread_to_queries(
     announce(PDL)
     bh, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     b, h = bh // H, bh % H
-    w, grad, q = head_of(w, b, h, w_b, w_h), head_of(grad, b, h, g_b, g_h), head_of(q, b, h, q_b, q_h)
+    w = head_of(w, b, h, w_b, w_h)
+    if grad is not None:
+        grad = head_of(grad, b, h, g_b, g_h)
+    if v is not None:
+        v = head_of(v, b, h, v_b, v_h)
+    q = head_of(q, b, h, q_b, q_h)
     row = bh.to(tl.int64) * M
     queries, norm, contracted, deltas, dot = load_contracted(
         q, lse + row, kappa_c + row * D, grad_delta + row * D, row_dot + row, block * BM, q_m, M, BM, D, BD
@@ -291,10 +312,12 @@ def spread_to_queries(
     for start in range(split * chunk, tl.minimum((split + 1) * chunk, N), BN):
         valid = real_tokens(mask, b, start, N, BN, True, HAS_MASK)
         tokens = load_rows(w, start, w_n, valid, BN, D, BD)
-        gradients = load_rows(grad, start, g_n, valid, BN, D, BD)
+        values = tokens if v is None else load_rows(v, start, v_n, valid, BN, D, BD)
+        gradients = None if grad is None else load_rows(grad, start, g_n, valid, BN, D, BD)
         _, scores = score_gradient(
-            queries, tokens, gradients, norm, contracted, deltas, dot, valid, scale2, True, PRECISION
-        )
+            queries, tokens, values, gradients, norm, contracted, deltas, dot, valid, scale2,
+            0, True, PRECISION,
+        )  # fmt: skip
         total = tl.dot(tl.trans(scores), tokens, total, input_precision=PRECISION)
     place = (split.to(tl.int64) * tl.num_programs(0) + bh) * M
     valid = block * BM + tl.arange(0, BM) < M

@@ -6,39 +6,47 @@ import triton.language as tl
 from cbsa.ops.kernels.ahead import announce, follow
 from cbsa.ops.kernels.blocks import head_of, load_rows, real_tokens, store_rows
 from cbsa.ops.kernels.steps import (
+    attend,
     broadcast_backwards,
     contract_block,
     gather_online,
     log_sum,
-    softmax_block,
+    nothing_seen,
     spread_values,
 )
 
 
 @triton.jit
 def extract(
-    w, q, mask, part_max, part_sum, part_acc,
+    w, v, q, mask, part_max, part_sum, part_acc,
     H, N, M, chunk, scale2,
-    w_b, w_h, w_n, q_b, q_h, q_m,
+    w_b, w_h, w_n, v_b, v_h, v_n, q_b, q_h, q_m,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_MASK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Row maxima, sums and accumulators of A w over each split's tokens (splits, B·H, M[, D]), online.
 
-    Grid (B·H, blocks of representatives, splits).
+    Of A v where values v are given, w being the keys. Without ``part_sum`` there is one split, which leaves
+    the log₂-sum-exp in ``part_max`` and D in ``part_acc``. Grid (B·H, blocks of representatives, splits).
     """
     announce(PDL)
     bh, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     b, h = bh // H, bh % H
+    if v is not None:
+        v = head_of(v, b, h, v_b, v_h)
     r = block * BM + tl.arange(0, BM)
     queries = load_rows(head_of(q, b, h, q_b, q_h), block * BM, q_m, r < M, BM, D, BD)  # (BM, BD)
     top, total, acc = gather_online(
-        queries, head_of(w, b, h, w_b, w_h), mask, b, split * chunk, tl.minimum((split + 1) * chunk, N), N,
-        scale2, w_n, D, BD, BM, BN, HAS_MASK, PRECISION,
+        queries, head_of(w, b, h, w_b, w_h), v, mask, b, split * chunk, tl.minimum((split + 1) * chunk, N), N,
+        scale2, w_n, v_n, D, BD, BM, BN, HAS_MASK, PRECISION,
     )  # fmt: skip
     row = (split.to(tl.int64) * tl.num_programs(0) + bh) * M
+    if part_sum is None:
+        total, top = log_sum(top, total)
+        acc = acc / total[:, None]
     tl.store(part_max + row + r, top, mask=r < M)
-    tl.store(part_sum + row + r, total, mask=r < M)
+    if part_sum is not None:
+        tl.store(part_sum + row + r, total, mask=r < M)
     store_rows(part_acc + row * D, block * BM, D, acc, r < M, BM, D, BD)
 
 
@@ -144,15 +152,12 @@ def contract(
         contracted, _ = contract_block(contracted, M, scale2, dtype, BM, PRECISION)
     elif SOFTMAX:
         mine = contracted.to(dtype)
-        top = tl.full((BM,), float("-inf"), tl.float32)
-        total = tl.zeros((BM,), tl.float32)
-        acc = tl.zeros((BM, BD), tl.float32)
+        state = nothing_seen(BM, BD)
         for start in range(0, M, BM):
             theirs = load_extracted(q, delta, eta, start, q_m, M, BM, D, BD).to(dtype)
-            raw = tl.dot(mine, tl.trans(theirs), input_precision=PRECISION)
             valid = start + tl.arange(0, BM) < M
-            weights, top, total, shrink = softmax_block(top, total, raw, scale2, valid, True, False)
-            acc = tl.dot(weights.to(dtype), theirs, acc * shrink[:, None], input_precision=PRECISION)
+            state = attend(state, mine, theirs, theirs, valid, scale2, True, False, PRECISION)
+        top, total, acc = state
         tl.store(lse_c + row + r, top + tl.log2(total), mask=r < M)
         contracted = acc / total[:, None]
     if REP_BLOCKS > 1:

@@ -7,8 +7,7 @@ heads fill the device too, and what is gathered from them is put together in a f
 
 import math
 import os
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -16,34 +15,22 @@ from torch import Tensor
 
 from cbsa.ops.kernels import backward, forward, whole
 from cbsa.ops.kernels.ahead import launched_ahead
+from cbsa.ops.kernels.splits import Launch, best_split
 from cbsa.ops.kernels.sums import add_up
 
 # Triton's interpreter runs the kernels on a CPU; it is chosen when they are imported.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 _INTERPRETER_PROCESSORS = 4  # stands for a GPU's multiprocessors there
-_BLOCK_REPS = 64
+_BLOCK_REPS, _BLOCK_WIDE_REPS = 64, 32  # of wide heads in float32
 _FEW_TOKENS = 256  # so many tokens are one program's work, however few the heads
 _FEW_SPLITS = 16  # so many are put together by the kernel that needs the result
 _MERGED = 8192  # numbers, of all splits, that a program puts together in one step
 _NARROW = 64  # dimensions of a head up to which everything is at its best
-# Shared memory that float32 takes on tensor cores (nearly exact), and with wide heads without them.
-_TENSOR_CORES_TAKE, _WIDE_SINGLE_TAKES = 192 << 10, 168 << 10
+_TENSOR_CORES_TAKE = 192 << 10  # shared memory that float32 takes on tensor cores, nearly exact
 _WIDE = torch.float32
 
 Kept = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-class Launch(NamedTuple):
-    """Tokens in a block, warps and pipeline stages of a program, and programs at a time on a multiprocessor.
-
-    ``registers`` of a thread, if the compiler is to be held to a number.
-    """
-
-    block: int
-    warps: int
-    stages: int
-    programs: int
-    registers: int | None = None
+Parts = tuple[Tensor, Tensor | None, Tensor]
 
 
 # Chosen by measurement on an H200, for 16-bit tokens and heads of up to 64 dimensions; where there are
@@ -56,39 +43,60 @@ TUNED: dict[str, tuple[Launch, ...]] = {
     "broadcast": (Launch(64, 4, 4, 4),),
     "gather": (Launch(64, 4, 3, 2),),
     "spread": (Launch(64, 4, 3, 2),),
+    # With values of their own tokens take more shared memory; these, and Agent attention's, are not measured.
+    "forward_whole_kv": (Launch(64, 4, 3, 4, 128),),
+    "gather_whole_kv": (Launch(64, 4, 2, 3, 168),),
+    "extract_kv": (Launch(64, 4, 3, 4), Launch(64, 4, 4, 3), Launch(128, 4, 3, 2)),
+    "agent_broadcast": (Launch(64, 4, 3, 4),),
+    "agent_spread": (Launch(64, 4, 3, 2),),
 }
 
 
 def is_whole(w: Tensor, m: int) -> bool:
     """Whether one program serves a whole head."""
     batch, heads, n, _ = w.shape
-    return not in_blocks(m) and (n <= _FEW_TOKENS or batch * heads >= _processors(w.device))
+    return not in_blocks(w, m) and (n <= _FEW_TOKENS or batch * heads >= _processors(w.device))
 
 
-def in_blocks(m: int) -> bool:
-    """Whether the representatives take several blocks."""
-    return m > _BLOCK_REPS
+def in_blocks(w: Tensor, m: int) -> bool:
+    """Whether m representatives take several blocks."""
+    return m > _block_reps(w)
 
 
 def fits(w: Tensor) -> bool:
     """Whether the kernels find enough shared memory: not for wide heads in float32 on small GPUs."""
-    narrow = w.element_size() < 4 or w.shape[-1] <= _NARROW
-    return narrow or _shared_memory(w.device) >= _WIDE_SINGLE_TAKES
+    return not _is_wide_single(w) or _shared_memory(w.device) >= _TENSOR_CORES_TAKE
+
+
+def _is_wide_single(w: Tensor) -> bool:
+    """Whether tokens have wide heads in float32, which take most of a chip."""
+    return w.element_size() == 4 and w.shape[-1] > _NARROW
+
+
+def _block_reps(w: Tensor) -> int:
+    """Representatives of a block, at most."""
+    return _BLOCK_WIDE_REPS if _is_wide_single(w) else _BLOCK_REPS
 
 
 def _precision(w: Tensor) -> str:
     """How products are taken: of float32 tokens in three TF32 products where these fit, else one by one."""
     if w.element_size() < 4:
         return "tf32"
-    fit = w.shape[-1] <= _NARROW and _shared_memory(w.device) >= _TENSOR_CORES_TAKE
+    fit = _is_wide_single(w) or _shared_memory(w.device) >= _TENSOR_CORES_TAKE
     return "tf32x3" if fit else "ieee"
 
 
-class _Problem:
-    """What all launches of one call share."""
+class Problem:
+    """What all launches of one call share: tokens w, which are keys if they have values v of their own."""
 
-    def __init__(self, w: Tensor, reps: Tensor, mask: Tensor | None, scale: float, softmax: bool) -> None:
+    def __init__(
+        self, w: Tensor, v: Tensor | None, reps: Tensor, mask: Tensor | None, scale: float, softmax: bool
+    ) -> None:
         self.w, self.reps = unit_rows(w), unit_rows(reps)
+        self.v = None if v is None else unit_rows(v)
+        # Strides of what is read; kernels know nothing of an argument that is None.
+        of_v = (None,) * 3 if self.v is None else self.v.stride()[:3]
+        self.strides = (*self.w.stride()[:3], *of_v, *self.reps.stride()[:3])
         self.batch, self.heads, self.n, d = w.shape
         self.m = reps.shape[2]
         self.programs = self.batch * self.heads
@@ -97,7 +105,7 @@ class _Problem:
         self.rows = {
             "D": d,
             "BD": max(16, triton.next_power_of_2(d)),
-            "BM": min(_BLOCK_REPS, max(16, triton.next_power_of_2(self.m))),
+            "BM": min(_block_reps(w), max(16, triton.next_power_of_2(self.m))),
         }
         self.blocks = triton.cdiv(self.m, self.rows["BM"])  # of representatives
         self.precision = {"PRECISION": _precision(w)}
@@ -108,11 +116,12 @@ class _Problem:
 
     def launches(self, kernel: str) -> tuple[Launch, ...]:
         """The launches of a kernel to choose from; wide rows take smaller blocks and fewer stages."""
+        tuned = TUNED[kernel] if self.v is None else TUNED.get(f"{kernel}_kv", TUNED[kernel])
         if self.w.element_size() == 4:
-            return tuple(x._replace(block=32, stages=1, registers=None) for x in TUNED[kernel])
+            return tuple(x._replace(block=32, stages=1, registers=None) for x in tuned)
         if self.w.shape[-1] > _NARROW:
-            return tuple(x._replace(block=64, stages=2, warps=8, registers=None) for x in TUNED[kernel])
-        return TUNED[kernel]
+            return tuple(x._replace(block=64, stages=2, warps=8, registers=None) for x in tuned)
+        return tuned
 
     def options(self, launch: Launch) -> dict[str, Any]:
         """Arguments of a kernel that reads tokens."""
@@ -158,33 +167,28 @@ def run_forward(
     softmax: bool,
     out: Tensor,
     kept: Kept | None,
+    v: Tensor | None = None,
 ) -> None:
-    """Write O; in the split regime D and the log₂-sum-exp of A; with several blocks C and its softmax's."""
-    call = _Problem(w, reps, mask, scale, softmax)
+    """Write O; in the split regime D and the log₂-sum-exp of A; with several blocks C and its softmax's.
+
+    With values v of their own, w is the keys.
+    """
+    call = Problem(w, v, reps, mask, scale, softmax)
     w, reps, mask = call.w, call.reps, call.mask
-    inputs, outputs = (*w.stride()[:3], *reps.stride()[:3]), out.stride()[:3]
+    outputs = out.stride()[:3]
     if kept is None:
         options = call.options(call.launches("forward_whole")[0])
         whole.forward_whole[(call.programs,)](
-            w, reps, mask, step_rep, step_out, out, call.heads, call.n, call.m, call.scale2,
-            *inputs, *outputs, **options, SOFTMAX=softmax,
+            w, call.v, reps, mask, step_rep, step_out, out, call.heads, call.n, call.m, call.scale2,
+            *call.strides, *outputs, **options, SOFTMAX=softmax,
         )  # fmt: skip
         return
     delta, lse, c, lse_c = kept
-    options, chunk, splits = call.split("extract", call.programs * call.blocks)
-    part_max, part_sum, part_acc = call.parts(splits), call.parts(splits), call.parts(splits, w.shape[-1])
-    forward.extract[(call.programs, call.blocks, splits)](
-        w, reps, mask, part_max, part_sum, part_acc,
-        call.heads, call.n, call.m, chunk, call.scale2, *inputs, **options, **call.early,
-    )  # fmt: skip
+    part_max, part_sum, part_acc = parts = extract(call)
+    splits = part_max.shape[0]
     few = call.are_few(splits)
     if not few:
-        at_once, num_rows = _splits_at_once(splits), call.programs * call.m
-        merged = max(1, _MERGED // at_once // call.rows["BD"])
-        forward.merge[(triton.cdiv(num_rows, merged),)](
-            delta, lse, part_max, part_sum, part_acc, num_rows, splits,
-            D=call.rows["D"], BD=call.rows["BD"], BR=merged, BS=at_once, **call.ahead,
-        )  # fmt: skip
+        merge(call, parts, delta, lse)
     kappa_c = reps.new_empty(reps.shape)
     forward.contract[(call.programs, call.blocks)](
         reps, delta, lse, part_max, part_sum, part_acc, step_rep, step_out, c, lse_c, kappa_c,
@@ -194,7 +198,37 @@ def run_forward(
     options, chunk, splits = call.split("broadcast", call.programs)
     forward.broadcast[(call.programs, splits)](
         w, reps, mask, lse, kappa_c, out, call.heads, call.n, call.m, chunk, call.scale2,
-        *inputs, *outputs, **options, REP_BLOCKS=call.blocks, **call.ahead,
+        *w.stride()[:3], *reps.stride()[:3], *outputs, **options, REP_BLOCKS=call.blocks, **call.ahead,
+    )  # fmt: skip
+
+
+def extract(call: Problem, alone: tuple[Tensor, Tensor] | None = None) -> Parts:
+    """Row maxima, sums and accumulators of the extraction, of each split of the tokens.
+
+    A single split writes D and the log₂-sum-exp of A to ``alone``, if that is given; the sums are None then.
+    """
+    options, chunk, splits = call.split("extract", call.programs * call.blocks)
+    parts: Parts
+    if alone is not None and splits == 1:
+        delta, lse = alone
+        parts = lse, None, delta
+    else:
+        parts = call.parts(splits), call.parts(splits), call.parts(splits, call.rows["D"])
+    forward.extract[(call.programs, call.blocks, splits)](
+        call.w, call.v, call.reps, call.mask, *parts,
+        call.heads, call.n, call.m, chunk, call.scale2, *call.strides, **options, **call.early,
+    )  # fmt: skip
+    return parts
+
+
+def merge(call: Problem, parts: Parts, delta: Tensor, lse: Tensor) -> None:
+    """Write D and the log₂-sum-exp of A from the splits of :func:`extract`."""
+    splits = parts[0].shape[0]
+    at_once, num_rows = _splits_at_once(splits), call.programs * call.m
+    merged = max(1, _MERGED // at_once // call.rows["BD"])
+    forward.merge[(triton.cdiv(num_rows, merged),)](
+        delta, lse, *parts, num_rows, splits,
+        D=call.rows["D"], BD=call.rows["BD"], BR=merged, BS=at_once, **call.ahead,
     )  # fmt: skip
 
 
@@ -209,40 +243,45 @@ def run_backward(
     scale: float,
     softmax: bool,
     gradients: tuple[Tensor, Tensor | None, Tensor, Tensor],
+    v: Tensor | None = None,
+    grad_v: Tensor | None = None,
 ) -> None:
-    """Write the gradients with respect to w, reps (if wanted), step_rep and step_out."""
+    """Write the gradients with respect to w, reps (if wanted), step_rep, step_out, and v if there is one.
+
+    ``grad_v`` must lie in memory as the gradient of w does.
+    """
     grad_w, grad_reps, grad_step_rep, grad_step_out = gradients
-    call = _Problem(w, reps, mask, scale, softmax)
+    call = Problem(w, v, reps, mask, scale, softmax)
     grad = unit_rows(grad)
     # partial sums of the steps' gradients
     steps = call.w.new_empty((2, call.programs, call.blocks), dtype=_WIDE).unbind()
     if kept is None:
-        _whole_backward(call, grad, step_rep, step_out, grad_w, grad_reps, steps)
+        _whole_backward(call, grad, step_rep, step_out, (grad_w, grad_v), grad_reps, steps)
     else:
-        _split_backward(call, grad, step_rep, step_out, kept, grad_w, grad_reps, steps)
+        _split_backward(call, grad, step_rep, step_out, kept, (grad_w, grad_v), grad_reps, steps)
     backward.add_steps[(call.heads,)](
         *steps, grad_step_rep, grad_step_out, call.batch, call.heads, call.blocks, BLOCK=256, **call.ahead
     )
 
 
 def _whole_backward(
-    call: _Problem,
+    call: Problem,
     grad: Tensor,
     step_rep: Tensor,
     step_out: Tensor,
-    grad_w: Tensor,
+    of_tokens: tuple[Tensor, Tensor | None],
     grad_reps: Tensor | None,
     steps: tuple[Tensor, ...],
 ) -> None:
     w, reps = call.w, call.reps
-    strides = (*w.stride()[:3], *reps.stride()[:3], *grad.stride()[:3])
+    strides = (*call.strides, *grad.stride()[:3])
     softmax = call.contraction["SOFTMAX"]
     if call.n <= _FEW_TOKENS:
         options = call.options(call.launches("backward_whole")[0])
         whole.backward_whole[(call.programs,)](
-            w, reps, grad, call.mask, step_rep, step_out,
-            grad_w, w if grad_reps is None else grad_reps, *steps,
-            call.heads, call.n, call.m, call.scale, call.scale2, *strides, *grad_w.stride()[:3],
+            w, call.v, reps, grad, call.mask, step_rep, step_out,
+            *of_tokens, w if grad_reps is None else grad_reps, *steps,
+            call.heads, call.n, call.m, call.scale, call.scale2, *strides, *of_tokens[0].stride()[:3],
             **options, SOFTMAX=softmax, WITH_Q=grad_reps is not None, **call.early,
         )  # fmt: skip
         return
@@ -252,20 +291,21 @@ def _whole_backward(
     grad_delta, kappa_c = (reps.new_empty(reps.shape) for _ in range(2))
     options = call.options(call.launches("gather_whole")[0])
     whole.gather_whole[(call.programs,)](
-        w, reps, grad, call.mask, step_rep, step_out, lse, grad_r, grad_delta, kappa_c, row_dot, *steps,
+        w, call.v, reps, grad, call.mask, step_rep, step_out,
+        lse, grad_r, grad_delta, kappa_c, row_dot, *steps,
         call.heads, call.n, call.m, call.scale, call.scale2, *strides,
         **options, SOFTMAX=softmax, PDL=False,
     )  # fmt: skip
-    _spread(call, grad, lse, kappa_c, grad_delta, row_dot, grad_r, grad_w, grad_reps, {"PDL": False})
+    spread(call, grad, (lse, kappa_c, grad_delta, row_dot), grad_r, of_tokens, grad_reps, {"PDL": False})
 
 
 def _split_backward(
-    call: _Problem,
+    call: Problem,
     grad: Tensor,
     step_rep: Tensor,
     step_out: Tensor,
     kept: Kept,
-    grad_w: Tensor,
+    of_tokens: tuple[Tensor, Tensor | None],
     grad_reps: Tensor | None,
     steps: tuple[Tensor, ...],
 ) -> None:
@@ -286,45 +326,45 @@ def _split_backward(
         call.heads, call.m, splits, call.scale, call.scale2, *reps.stride()[:3],
         **call.rows, **call.contraction, **call.ahead,
     )  # fmt: skip
-    _spread(call, grad, lse, kappa_c, grad_delta, row_dot, grad_r, grad_w, grad_reps, call.ahead)
+    spread(call, grad, (lse, kappa_c, grad_delta, row_dot), grad_r, of_tokens, grad_reps, call.ahead)
 
 
-def _spread(
-    call: _Problem,
-    grad: Tensor,
-    lse: Tensor,
-    kappa_c: Tensor,
-    grad_delta: Tensor,
-    row_dot: Tensor,
+def spread(
+    call: Problem,
+    grad: Tensor | None,
+    of_reps: tuple[Tensor, Tensor, Tensor, Tensor],
     grad_r: Tensor,
-    grad_w: Tensor,
+    of_tokens: tuple[Tensor, Tensor | None],
     grad_reps: Tensor | None,
     ahead: dict[str, bool],
 ) -> None:
-    """The second pass of the backward: dw, and dQ if wanted; launched ``ahead`` or not."""
-    w, reps, mask, d = call.w, call.reps, call.mask, call.w.shape[-1]
+    """The second pass of the backward: dw, dv if there is a v, and dQ if wanted; launched ``ahead`` or not.
+
+    ``of_reps`` is the log₂-sum-exp of A, κC, dD and δ. Without ``grad``, A broadcasts nothing: no κC is used.
+    """
+    w, v, reps, mask, d = call.w, call.v, call.reps, call.mask, call.rows["D"]
     sizes = (call.heads, call.n, call.m)
-    inputs = (*w.stride()[:3], *reps.stride()[:3], *grad.stride()[:3])
-    outputs = grad_w.stride()[:3]
+    inputs = (*call.strides, *((None,) * 3 if grad is None else grad.stride()[:3]))
+    outputs = of_tokens[0].stride()[:3]
     if call.blocks == 1:
         options, programs, dealt = call.deal("spread")
         parts = call.parts(dealt[-1] if grad_reps is not None else 0, d)
         backward.spread[(programs,)](
-            w, reps, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_w, parts,
+            w, v, reps, grad, mask, *of_reps, *of_tokens, parts,
             *sizes, call.programs, *dealt, call.scale, call.scale2, *inputs, *outputs,
             **options, WITH_Q=grad_reps is not None, **ahead,
         )  # fmt: skip
     else:
         options, chunk, splits = call.split("spread", call.programs)
         backward.spread_from_blocks[(call.programs, splits)](
-            w, reps, grad, mask, lse, kappa_c, grad_delta, row_dot, grad_w,
+            w, v, reps, grad, mask, *of_reps, *of_tokens,
             *sizes, chunk, call.scale, call.scale2, *inputs, *outputs, **options, **ahead,
         )  # fmt: skip
         if grad_reps is not None:
             options, chunk, splits = call.split("spread", call.programs * call.blocks)
             parts = call.parts(splits, d)
             backward.spread_to_queries[(call.programs, call.blocks, splits)](
-                w, reps, grad, mask, lse, kappa_c, grad_delta, row_dot, parts,
+                w, v, reps, grad, mask, *of_reps, parts,
                 *sizes, chunk, call.scale, call.scale2, *inputs, **options, **call.early,
             )  # fmt: skip
     if grad_reps is not None:
@@ -340,29 +380,6 @@ def _add_splits(parts: Tensor, more: Tensor | None, total: Tensor) -> Tensor:
 def _splits_at_once(splits: int) -> int:
     """Splits that are added up in one step."""
     return min(64, triton.next_power_of_2(splits))
-
-
-@lru_cache(maxsize=1024)
-def best_split(launches: tuple[Launch, ...], n: int, programs: int, processors: int) -> tuple[Launch, int]:
-    """Which launch, and into how many splits to cut the n tokens of each program, to be done first.
-
-    Programs come in waves, as many at a time as fit. They share a multiprocessor, so that a wave takes as
-    long as the tokens of all the programs on one, and a start-up worth some 128 tokens each.
-    """
-
-    def time(launch: Launch, splits: int) -> int:
-        waves = -(-programs * splits // (launch.programs * processors))
-        blocks = -(-n // launch.block)
-        return waves * launch.programs * (-(-blocks // splits) * launch.block + 128)
-
-    choices = [
-        (time(launch, splits), splits, launch)
-        for launch in launches
-        for splits in range(1, max(1, 4 * launch.programs * processors // programs) + 1)
-        if splits <= -(-n // launch.block)
-    ]
-    _, splits, launch = min(choices, key=lambda choice: choice[:2])
-    return launch, splits
 
 
 @torch.compiler.assume_constant_result

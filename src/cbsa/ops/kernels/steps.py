@@ -1,5 +1,8 @@
 """The steps of the operator on blocks that are on the chip; names are those of README.md.
 
+Tokens w are keys and values in one. Where they have values of their own, these are v, and w is the keys;
+elsewhere v and what belongs to it are None, of which compiled code has no trace.
+
 Only the last block of tokens may be a part of one (EDGE): others do without masks unless there is padding.
 """
 
@@ -34,41 +37,57 @@ def log_sum(top, total):
 
 
 @triton.jit
-def gather_block(
-    state, queries, w, mask, b, start, N, scale2, w_n,
-    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
+def attend(
+    state, queries, keys, values, valid, scale2,
     EDGE: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add a block of tokens to (row maxima, row sums, unnormalised A w)."""
+    """Add a block of an online attention to (row maxima, row sums, unnormalised output)."""
     top, total, acc = state
-    valid = real_tokens(mask, b, start, N, BN, EDGE, HAS_MASK)
-    tokens = load_rows(w, start, w_n, valid, BN, D, BD)  # (BN, BD)
-    raw = tl.dot(queries, tl.trans(tokens), input_precision=PRECISION)  # (BM, BN)
-    weights, top, total, shrink = softmax_block(top, total, raw, scale2, valid, EDGE or HAS_MASK, HAS_MASK)
-    acc = tl.dot(weights.to(tokens.dtype), tokens, acc * shrink[:, None], input_precision=PRECISION)
+    raw = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)  # (rows, block)
+    weights, top, total, shrink = softmax_block(top, total, raw, scale2, valid, EDGE, HAS_MASK)
+    acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None], input_precision=PRECISION)
     return top, total, acc
 
 
 @triton.jit
+def nothing_seen(ROWS: tl.constexpr, BD: tl.constexpr):
+    """The state of :func:`attend` before the first block."""
+    return (
+        tl.full((ROWS,), float("-inf"), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS, BD), tl.float32),
+    )
+
+
+@triton.jit
+def gather_block(
+    state, queries, w, v, mask, b, start, N, scale2, w_n, v_n,
+    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
+    EDGE: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add a block of tokens to (row maxima, row sums, unnormalised A w, or A v)."""
+    valid = real_tokens(mask, b, start, N, BN, EDGE, HAS_MASK)
+    tokens = load_rows(w, start, w_n, valid, BN, D, BD)  # (BN, BD)
+    values = tokens if v is None else load_rows(v, start, v_n, valid, BN, D, BD)
+    return attend(state, queries, tokens, values, valid, scale2, EDGE or HAS_MASK, HAS_MASK, PRECISION)
+
+
+@triton.jit
 def gather_online(
-    queries, w, mask, b, first, last, N, scale2, w_n,
+    queries, w, v, mask, b, first, last, N, scale2, w_n, v_n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Row maxima, row sums and unnormalised A w over the tokens from ``first`` to ``last``, online."""
-    state = (
-        tl.full((BM,), float("-inf"), tl.float32),
-        tl.zeros((BM,), tl.float32),
-        tl.zeros((BM, BD), tl.float32),
-    )
+    """Row maxima, row sums and unnormalised A w (A v) over the tokens from ``first`` to ``last``, online."""
+    state = nothing_seen(BM, BD)
     full = first + (last - first) // BN * BN
     for start in range(first, full, BN):
         state = gather_block(
-            state, queries, w, mask, b, start, N, scale2, w_n, D, BD, BN, False, HAS_MASK, PRECISION
+            state, queries, w, v, mask, b, start, N, scale2, w_n, v_n, D, BD, BN, False, HAS_MASK, PRECISION
         )
     if full < last:
         state = gather_block(
-            state, queries, w, mask, b, full, N, scale2, w_n, D, BD, BN, True, HAS_MASK, PRECISION
+            state, queries, w, v, mask, b, full, N, scale2, w_n, v_n, D, BD, BN, True, HAS_MASK, PRECISION
         )
     return state
 
@@ -141,15 +160,25 @@ def broadcast_backwards(
 
 @triton.jit
 def score_gradient(
-    queries, tokens, gradients, norm, kappa_c, grad_delta, row_dot, valid, scale2,
-    EDGE: tl.constexpr, PRECISION: tl.constexpr,
+    queries, tokens, values, gradients, norm, kappa_c, grad_delta, row_dot, valid, scale2,
+    AXIS: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Aᵀ (BN, BM) and dSᵀ of a block of tokens and one of representatives, in the dtype of the tokens."""
+    """Aᵀ (BN, BM) and dSᵀ of a block of tokens and one of representatives, in the dtype of the tokens.
+
+    ``gradients`` is None where A broadcasts nothing: dS = A∘(dD vᵀ − δ) then. With AXIS 0 the softmax is over
+    tokens: ``norm`` and ``row_dot`` are (BM,), and ``valid``, (BN,), is looked at if EDGE. With AXIS 1 it is
+    over representatives: the former are (BN,), the latter (BM,).
+    """
     raw = tl.dot(tokens, tl.trans(queries), input_precision=PRECISION)
-    weights = tl.exp2(raw * scale2 - norm[None, :])
-    inner = tl.dot(gradients, tl.trans(kappa_c), input_precision=PRECISION)
-    inner = tl.dot(tokens, tl.trans(grad_delta), inner, input_precision=PRECISION)
-    inner = weights * (inner - row_dot[None, :])
+    if AXIS == 1:
+        raw = tl.where(valid[None, :], raw, float("-inf"))
+    weights = tl.exp2(raw * scale2 - tl.expand_dims(norm, AXIS))
+    if gradients is None:
+        inner = tl.dot(values, tl.trans(grad_delta), input_precision=PRECISION)
+    else:
+        inner = tl.dot(gradients, tl.trans(kappa_c), input_precision=PRECISION)
+        inner = tl.dot(values, tl.trans(grad_delta), inner, input_precision=PRECISION)
+    inner = weights * (inner - tl.expand_dims(row_dot, AXIS))
     if EDGE:
         inner = tl.where(valid[:, None], inner, 0.0)
     return weights.to(tokens.dtype), inner.to(tokens.dtype)
@@ -157,24 +186,34 @@ def score_gradient(
 
 @triton.jit
 def spread_block(
-    total, queries, scaled, norm, kappa_c, deltas, row_dot, w, grad, grad_w, mask, b, start, end, N, scale2,
-    w_n, g_n, o_n,
+    total, queries, scaled, norm, kappa_c, deltas, row_dot, w, v, grad, grad_w, grad_v, mask, b, start, end,
+    N, scale2, w_n, v_n, g_n, o_n,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
     EDGE: tl.constexpr, HAS_MASK: tl.constexpr, WITH_Q: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dw = AᵀdD + dSᵀ(s·Q) of a block of tokens, all representatives at hand; add dS w to ``total``."""
+    """dw = AᵀdD + dSᵀ(s·Q) of a block of tokens, all representatives at hand; add dS w to ``total``.
+
+    With v, the two terms are dv and dw. Without grad, what A broadcasts has no part in dS.
+    """
     valid = real_tokens(mask, b, start, N, BN, EDGE, HAS_MASK)
     tokens = load_rows(w, start, w_n, valid, BN, D, BD)
-    gradients = load_rows(grad, start, g_n, valid, BN, D, BD)
+    values = tokens if v is None else load_rows(v, start, v_n, valid, BN, D, BD)
+    gradients = None if grad is None else load_rows(grad, start, g_n, valid, BN, D, BD)
     weights, scores = score_gradient(
-        queries, tokens, gradients, norm, kappa_c, deltas, row_dot, valid, scale2,
-        EDGE or HAS_MASK, PRECISION,
+        queries, tokens, values, gradients, norm, kappa_c, deltas, row_dot, valid, scale2,
+        0, EDGE or HAS_MASK, PRECISION,
     )  # fmt: skip
-    values = tl.dot(weights, deltas, input_precision=PRECISION)
-    values = tl.dot(scores, scaled, values, input_precision=PRECISION)
+    result = tl.dot(weights, deltas, input_precision=PRECISION)
+    if v is None:
+        result = tl.dot(scores, scaled, result, input_precision=PRECISION)
+    else:
+        if HAS_MASK:
+            result = tl.where(valid[:, None], result, 0.0)
+        store_rows(grad_v, start, o_n, result, start + tl.arange(0, BN) < end, BN, D, BD)
+        result = tl.dot(scores, scaled, input_precision=PRECISION)
     if HAS_MASK:
-        values = tl.where(valid[:, None], values, 0.0)
-    store_rows(grad_w, start, o_n, values, start + tl.arange(0, BN) < end, BN, D, BD)
+        result = tl.where(valid[:, None], result, 0.0)
+    store_rows(grad_w, start, o_n, result, start + tl.arange(0, BN) < end, BN, D, BD)
     if WITH_Q:
         total = tl.dot(tl.trans(scores), tokens, total, input_precision=PRECISION)
     return total
@@ -182,12 +221,12 @@ def spread_block(
 
 @triton.jit
 def spread_backwards(
-    total, queries, norm, kappa_c, deltas, row_dot, w, grad, grad_w, mask, b, first, end, N, scale, scale2,
-    w_n, g_n, o_n,
+    total, queries, norm, kappa_c, deltas, row_dot, w, v, grad, grad_w, grad_v, mask, b, first, end, N,
+    scale, scale2, w_n, v_n, g_n, o_n,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
     HAS_MASK: tl.constexpr, WITH_Q: tl.constexpr, PEEL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dw of the tokens from ``end`` back to ``first``; returns ``total``, to which dS w is added if WITH_Q.
+    """dw (and dv) of the tokens from ``end`` back to ``first``; returns ``total`` plus dS w if WITH_Q.
 
     Without PEEL all blocks are treated as the last one, which takes fewer registers.
     """
@@ -195,12 +234,13 @@ def spread_backwards(
     full = first + (end - first if PEEL else end - first + BN - 1) // BN * BN
     if full < end:
         total = spread_block(
-            total, queries, scaled, norm, kappa_c, deltas, row_dot, w, grad, grad_w, mask, b, full, end, N,
-            scale2, w_n, g_n, o_n, D, BD, BN, True, HAS_MASK, WITH_Q, PRECISION,
+            total, queries, scaled, norm, kappa_c, deltas, row_dot, w, v, grad, grad_w, grad_v, mask, b, full,
+            end, N, scale2, w_n, v_n, g_n, o_n, D, BD, BN, True, HAS_MASK, WITH_Q, PRECISION,
         )  # fmt: skip
     for back in range(BN, full - first + 1, BN):
         total = spread_block(
-            total, queries, scaled, norm, kappa_c, deltas, row_dot, w, grad, grad_w, mask, b, full - back,
-            end, N, scale2, w_n, g_n, o_n, D, BD, BN, not PEEL, HAS_MASK, WITH_Q, PRECISION,
+            total, queries, scaled, norm, kappa_c, deltas, row_dot, w, v, grad, grad_w, grad_v, mask, b,
+            full - back, end, N, scale2, w_n, v_n, g_n, o_n,
+            D, BD, BN, not PEEL, HAS_MASK, WITH_Q, PRECISION,
         )  # fmt: skip
     return total

@@ -22,9 +22,9 @@ from cbsa.ops.kernels.steps import (
 
 @triton.jit
 def forward_whole(
-    w, q, mask, step_rep, step_out, out,
+    w, v, q, mask, step_rep, step_out, out,
     H, N, M, scale2,
-    w_b, w_h, w_n, q_b, q_h, q_m, o_b, o_h, o_n,
+    w_b, w_h, w_n, v_b, v_h, v_n, q_b, q_h, q_m, o_b, o_h, o_n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_MASK: tl.constexpr, SOFTMAX: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -32,10 +32,12 @@ def forward_whole(
     bh = tl.program_id(0)
     b, h = bh // H, bh % H
     w, out = head_of(w, b, h, w_b, w_h), head_of(out, b, h, o_b, o_h)
+    if v is not None:
+        v = head_of(v, b, h, v_b, v_h)
     r = tl.arange(0, BM)
     queries = load_rows(head_of(q, b, h, q_b, q_h), 0, q_m, r < M, BM, D, BD)
     top, total, acc = gather_online(
-        queries, w, mask, b, 0, N, N, scale2, w_n, D, BD, BM, BN, HAS_MASK, PRECISION
+        queries, w, v, mask, b, 0, N, N, scale2, w_n, v_n, D, BD, BM, BN, HAS_MASK, PRECISION
     )
     total, norm = log_sum(top, total)
     contracted = queries.to(tl.float32) + tl.load(step_rep + h).to(tl.float32) * (acc / total[:, None])  # R
@@ -51,26 +53,27 @@ def forward_whole(
 
 @triton.jit
 def gather_both_block(
-    state, queries, w, grad, mask, b, start, N, scale2, w_n, g_n,
+    state, queries, w, v, grad, mask, b, start, N, scale2, w_n, v_n, g_n,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
     EDGE: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add a block of tokens to (row maxima, row sums, unnormalised A w, unnormalised A G)."""
+    """Add a block of tokens to (row maxima, row sums, unnormalised A w or A v, unnormalised A G)."""
     top, total, delta, gathered = state
     valid = real_tokens(mask, b, start, N, BN, EDGE, HAS_MASK)
     tokens = load_rows(w, start, w_n, valid, BN, D, BD)
+    values = tokens if v is None else load_rows(v, start, v_n, valid, BN, D, BD)
     gradients = load_rows(grad, start, g_n, valid, BN, D, BD)
     raw = tl.dot(queries, tl.trans(tokens), input_precision=PRECISION)
     weights, top, total, shrink = softmax_block(top, total, raw, scale2, valid, EDGE or HAS_MASK, HAS_MASK)
     weights = weights.to(tokens.dtype)
-    delta = tl.dot(weights, tokens, delta * shrink[:, None], input_precision=PRECISION)
+    delta = tl.dot(weights, values, delta * shrink[:, None], input_precision=PRECISION)
     gathered = tl.dot(weights, gradients, gathered * shrink[:, None], input_precision=PRECISION)
     return top, total, delta, gathered
 
 
 @triton.jit
 def gather_and_contract(
-    queries, w, grad, mask, eta, kappa, b, N, M, scale, scale2, w_n, g_n,
+    queries, w, v, grad, mask, eta, kappa, b, N, M, scale, scale2, w_n, v_n, g_n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_MASK: tl.constexpr, SOFTMAX: tl.constexpr, PEEL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -89,12 +92,12 @@ def gather_and_contract(
     full = (N if PEEL else N + BN - 1) // BN * BN
     for start in range(0, full, BN):
         state = gather_both_block(
-            state, queries, w, grad, mask, b, start, N, scale2, w_n, g_n,
+            state, queries, w, v, grad, mask, b, start, N, scale2, w_n, v_n, g_n,
             D, BD, BN, not PEEL, HAS_MASK, PRECISION,
         )  # fmt: skip
     if full < N:
         state = gather_both_block(
-            state, queries, w, grad, mask, b, full, N, scale2, w_n, g_n,
+            state, queries, w, v, grad, mask, b, full, N, scale2, w_n, v_n, g_n,
             D, BD, BN, True, HAS_MASK, PRECISION,
         )  # fmt: skip
     top, total, delta, gathered = state  # D and U, not yet normalised
@@ -115,10 +118,10 @@ def gather_and_contract(
 
 @triton.jit
 def backward_whole(
-    w, q, grad, mask, step_rep, step_out,
-    grad_w, grad_q, part_step_rep, part_step_out,
+    w, v, q, grad, mask, step_rep, step_out,
+    grad_w, grad_v, grad_q, part_step_rep, part_step_out,
     H, N, M, scale, scale2,
-    w_b, w_h, w_n, q_b, q_h, q_m, g_b, g_h, g_n, o_b, o_h, o_n,
+    w_b, w_h, w_n, v_b, v_h, v_n, q_b, q_h, q_m, g_b, g_h, g_n, o_b, o_h, o_n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_MASK: tl.constexpr, SOFTMAX: tl.constexpr, WITH_Q: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
@@ -128,11 +131,13 @@ def backward_whole(
     bh = tl.program_id(0)
     b, h = bh // H, bh % H
     w, grad = head_of(w, b, h, w_b, w_h), head_of(grad, b, h, g_b, g_h)
+    if v is not None:
+        v, grad_v = head_of(v, b, h, v_b, v_h), head_of(grad_v, b, h, o_b, o_h)
     eta, kappa = tl.load(step_rep + h).to(tl.float32), tl.load(step_out + h).to(tl.float32)
     r = tl.arange(0, BM)
     queries = load_rows(head_of(q, b, h, q_b, q_h), 0, q_m, r < M, BM, D, BD)
     norm, contracted, grad_rows, grad_steps, along = gather_and_contract(
-        queries, w, grad, mask, eta, kappa, b, N, M, scale, scale2, w_n, g_n,
+        queries, w, v, grad, mask, eta, kappa, b, N, M, scale, scale2, w_n, v_n, g_n,
         D, BD, BM, BN, HAS_MASK, SOFTMAX, False, PRECISION,
     )  # fmt: skip
     tl.store(part_step_rep + bh, tl.sum(grad_steps, 0))
@@ -140,8 +145,8 @@ def backward_whole(
     total = spread_backwards(
         grad_rows / scale, queries, norm, (kappa * contracted).to(queries.dtype),
         (eta * grad_rows).to(queries.dtype), kappa * along + eta * grad_steps,
-        w, grad, head_of(grad_w, b, h, o_b, o_h), mask, b, 0, N, N, scale, scale2, w_n, g_n, o_n,
-        D, BD, BN, HAS_MASK, WITH_Q, False, PRECISION,
+        w, v, grad, head_of(grad_w, b, h, o_b, o_h), grad_v, mask, b, 0, N, N, scale, scale2,
+        w_n, v_n, g_n, o_n, D, BD, BN, HAS_MASK, WITH_Q, False, PRECISION,
     )  # fmt: skip
     if WITH_Q:
         store_rows(grad_q + bh.to(tl.int64) * M * D, 0, D, total * scale, r < M, BM, D, BD)
@@ -149,10 +154,10 @@ def backward_whole(
 
 @triton.jit
 def gather_whole(
-    w, q, grad, mask, step_rep, step_out,
+    w, v, q, grad, mask, step_rep, step_out,
     lse, grad_r, grad_delta, kappa_c, row_dot, part_step_rep, part_step_out,
     H, N, M, scale, scale2,
-    w_b, w_h, w_n, q_b, q_h, q_m, g_b, g_h, g_n,
+    w_b, w_h, w_n, v_b, v_h, v_n, q_b, q_h, q_m, g_b, g_h, g_n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_MASK: tl.constexpr, SOFTMAX: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -160,12 +165,14 @@ def gather_whole(
     announce(PDL)
     bh = tl.program_id(0)
     b, h = bh // H, bh % H
+    if v is not None:
+        v = head_of(v, b, h, v_b, v_h)
     eta, kappa = tl.load(step_rep + h).to(tl.float32), tl.load(step_out + h).to(tl.float32)
     r = tl.arange(0, BM)
     queries = load_rows(head_of(q, b, h, q_b, q_h), 0, q_m, r < M, BM, D, BD)
     norm, contracted, grad_rows, grad_steps, along = gather_and_contract(
-        queries, head_of(w, b, h, w_b, w_h), head_of(grad, b, h, g_b, g_h), mask, eta, kappa, b, N, M,
-        scale, scale2, w_n, g_n, D, BD, BM, BN, HAS_MASK, SOFTMAX, True, PRECISION,
+        queries, head_of(w, b, h, w_b, w_h), v, head_of(grad, b, h, g_b, g_h), mask, eta, kappa, b, N, M,
+        scale, scale2, w_n, v_n, g_n, D, BD, BM, BN, HAS_MASK, SOFTMAX, True, PRECISION,
     )  # fmt: skip
     tl.store(part_step_rep + bh, tl.sum(grad_steps, 0))
     tl.store(part_step_out + bh, tl.sum(along, 0))

@@ -1,0 +1,134 @@
+"""``impl="triton"`` of CBSA∨, Agent attention: extraction and broadcast in Triton kernels.
+
+Nothing of size N×m is stored and nothing is added atomically. Saved for the backward are the inputs, what the
+representatives gathered, D, and the log-sum-exp of the extraction.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from cbsa.ops import fused
+from cbsa.ops.custom import launched_on, no_second_derivative, token_major
+from cbsa.ops.kernels import launch_agent
+
+
+def agent_attention(
+    q: Tensor, k: Tensor, v: Tensor, reps: Tensor, mask: Tensor | None, scale: float, sharpness: float
+) -> Tensor:
+    """Gather, then read; see :func:`cbsa.ops.agent_attention`."""
+    fused.refuse(why_not(q, scale, sharpness))
+    out: Tensor = _forward(q, k, v, reps, mask, scale, sharpness)[0]
+    return out
+
+
+def why_not(q: Tensor, scale: float, sharpness: float) -> str | None:
+    """What keeps the kernels from being used, or None."""
+    return fused.why_not(q, min(scale, sharpness), "none")
+
+
+@torch.library.custom_op("cbsa::agent_attention_triton", mutates_args=())
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, reps: Tensor, mask: Tensor | None, scale: float, sharpness: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return O (B, H, N, d), D (B, H, m, d) and the log₂-sum-exp of the extraction (B, H, m)."""
+    results = _empty_results(q, reps)
+    if results[0].numel() > 0:
+        with launched_on(q.device):
+            launch_agent.run_forward(q, k, v, reps, mask, scale, sharpness, *results)
+    return results
+
+
+@_forward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, reps: Tensor, mask: Tensor | None, scale: float, sharpness: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_results(q, reps)
+
+
+@torch.library.custom_op("cbsa::agent_attention_triton_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    mask: Tensor | None,
+    delta: Tensor,
+    lse: Tensor,
+    scale: float,
+    sharpness: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients with respect to q, k, v and reps."""
+    gradients = _empty_gradients(q, k, v, reps)
+    if grad.numel() > 0:
+        with launched_on(q.device):
+            launch_agent.run_backward(
+                grad, q, k, v, reps, mask, delta, lse, scale, sharpness, gradients
+            )  # fmt: skip
+    return gradients
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    mask: Tensor | None,
+    delta: Tensor,
+    lse: Tensor,
+    scale: float,
+    sharpness: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _empty_gradients(q, k, v, reps)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, reps, mask, *ctx.options = inputs
+    kept = output[1:]
+    ctx.mark_non_differentiable(*kept)
+    ctx.set_materialize_grads(False)  # no zeros for what is kept
+    ctx.save_for_backward(q, k, v, reps, mask, *kept)
+
+
+def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    return (*_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None)
+
+
+_forward.register_autograd(_autograd_backward, setup_context=_setup_context)
+_backward.register_autograd(no_second_derivative)
+
+
+def _count_flops(q: Any, reps: Any) -> int:
+    """Operations of the forward, as PyTorch counts them in the reference: two products each way."""
+    batch, heads, n, d = q
+    return int(2 * batch * heads * 4 * n * reps[2] * d)
+
+
+@register_flop_formula(torch.ops.cbsa.agent_attention_triton)
+def _forward_flops(
+    q: Any, k: Any, v: Any, reps: Any, *args: Any, out_shape: Any = None, **kwargs: Any
+) -> int:
+    return _count_flops(q, reps)
+
+
+@register_flop_formula(torch.ops.cbsa.agent_attention_triton_backward)
+def _backward_flops(
+    grad: Any, q: Any, k: Any, v: Any, reps: Any, *args: Any, out_shape: Any = None, **kwargs: Any
+) -> int:
+    return 2 * _count_flops(q, reps)
+
+
+def _empty_results(q: Tensor, reps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for O, D and the log-sum-exp."""
+    lse = reps.new_empty(reps.shape[:-1], dtype=torch.float32)
+    return token_major(q), reps.new_empty(reps.shape), lse
+
+
+def _empty_gradients(q: Tensor, k: Tensor, v: Tensor, reps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Memory for the gradients, as the backward lays them out."""
+    return token_major(q), token_major(k), token_major(v), reps.new_empty(reps.shape)
