@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+import cbsa
+from cbsa.adaptation.style import Style
 from tests.adapt import formulas
 from tests.compare import assert_close, relative_error
 
@@ -59,7 +61,9 @@ def expected_output(attention, x, prefix, grid, implementation):
     )
     raster = q[:, :, prefix:].transpose(2, 3).reshape(-1, 16, *grid)
     reps = torch.nn.functional.adaptive_avg_pool2d(raster, (2, 3)).flatten(2).mT.reshape(b, 2, 6, 16)
-    if implementation == "cbsa_agent":
+    if implementation == "cbsa_linear":
+        out = formulas.linear(q, k, v)
+    elif implementation == "cbsa_agent":
         out = formulas.agent(q, k, v, reps)
     else:
         out = formulas.cbsa_star(k, v, reps, *torch.ones(2, 2).double())
@@ -115,6 +119,74 @@ def test_saved_loaded_and_fed_by_the_image_processor(implementation, tmp_path):
     assert torch.equal(again(**inputs).logits, loaded(**inputs).logits)
     original = transformers.ViTForImageClassification.from_pretrained(tmp_path / "again")
     assert list(original.state_dict()) == list(loaded.state_dict())
+
+
+@pytest.mark.parametrize("style", ["cbsa", "agent", "linear"])
+def test_adapt_takes_models_of_transformers(style, tmp_path):
+    """The same as by name, in place or as a copy; options are saved with the config."""
+    by_name, model, images = make(), make(), pixels()
+    model.load_state_dict(by_name.state_dict())
+    original = model(images).last_hidden_state
+    adapted = cbsa.adapt(model, style, representatives=(2, 3), copy=True)
+    by_name.set_attn_implementation({v: k for k, v in huggingface.IMPLEMENTATIONS.items()}[style])
+    assert torch.equal(adapted(images).last_hidden_state, by_name(images).last_hidden_state)
+    assert torch.equal(model(images).last_hidden_state, original)
+    assert cbsa.adapt(adapted, "softmax") is adapted
+    assert torch.equal(adapted(images).last_hidden_state, original)
+    cbsa.adapt(model, "linear", kernel="elu").save_pretrained(tmp_path)
+    again = transformers.ViTModel.from_pretrained(tmp_path, attn_implementation="cbsa_linear").double().eval()
+    assert huggingface.style_of(again.config, "cbsa_linear") == Style("linear", (8, 8), "elu")
+    assert_close(again(images).last_hidden_state, model(images).last_hidden_state, 1e-10)
+
+
+def test_what_adapt_does_not_do_with_models_of_transformers():
+    with pytest.raises(
+        ValueError, match=r"layers=\[1\]: the layers of a model of transformers change together"
+    ):
+        cbsa.adapt(make(), "cbsa", layers=[1])
+    with pytest.raises(ValueError, match=r"impl='reference': .* takes no impl"):
+        cbsa.adapt(make(), "cbsa", impl="reference")
+    config = transformers.SiglipConfig(
+        vision_config=SMALL, text_config={**SMALL, "vocab_size": 9, "projection_size": 32}
+    )
+    with pytest.raises(ValueError, match=r"type 'siglip' cannot be adapted.*vision_config"):
+        cbsa.adapt(transformers.SiglipModel(config))
+
+
+def test_trained_by_transformers_itself(tmp_path):
+    """``ViTImageProcessor`` and ``Trainer`` on images of one brightness a class, offline; the loss falls."""
+    pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
+    config = transformers.ViTConfig(**SMALL, num_labels=2)
+    model = cbsa.adapt(transformers.ViTForImageClassification(config), "agent", representatives=(2, 2))
+    processor = transformers.ViTImageProcessor(size={"height": 48, "width": 48})
+    draw = np.random.default_rng(0)
+    pictures = [
+        draw.integers(150 * (i % 2), 100 + 150 * (i % 2), (60, 50, 3), dtype=np.uint8) for i in range(16)
+    ]
+    values = processor(images=pictures, return_tensors="pt")["pixel_values"]
+    data = [{"pixel_values": x, "labels": i % 2} for i, x in enumerate(values)]
+    arguments = transformers.TrainingArguments(
+        tmp_path / "run",
+        per_device_train_batch_size=8,
+        num_train_epochs=8,
+        learning_rate=3e-3,
+        logging_steps=2,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        seed=0,
+    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=data)
+    trainer.train()
+    found = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert found[-1] < 0.5 * found[0]
+    trainer.save_model(tmp_path / "saved")
+    loaded = transformers.ViTForImageClassification.from_pretrained(
+        tmp_path / "saved", attn_implementation="cbsa_agent"
+    )
+    with torch.no_grad():
+        assert loaded(pixel_values=values).logits.argmax(-1).tolist() == [0, 1] * 8
 
 
 def test_another_grid_is_given_by_the_config():

@@ -197,7 +197,7 @@ def test_refusals_name_the_model():
         ({"representatives": (0, 2)}, ValueError, r"representatives\[0\] must be at least 1"),
         ({"kernel": "gelu", "style": "linear"}, ValueError, "kernel='gelu': expected one of 'elu', 'relu'"),
         ({"broadcast_scale": "hot"}, TypeError, "broadcast_scale must be a number"),
-        ({"impl": "triton"}, ValueError, "impl='triton': expected one of"),
+        ({"impl": "flash"}, ValueError, "impl='flash': expected one of"),
     ],
 )
 def test_bad_options_are_named_and_change_nothing(options, error, message):

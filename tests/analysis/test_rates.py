@@ -47,6 +47,14 @@ def test_rates_are_the_definition(attention, size, eps):
     assert rates.eps == eps
 
 
+@torch.no_grad()
+def test_learned_representatives_are_no_tokens():
+    """The layer projects them too, after its tokens."""
+    model, images = small_model(depth=2, attention_kwargs={"init": "learned"}), pixels(20, 12)
+    plain, _ = rates_by_definition(model, images, 0.1)
+    assert_close(coding_rates(model, images).input, plain[:, 0], 1e-10)
+
+
 def test_default_precision_is_the_papers():
     model, images = small_model(), pixels(20, 12)
     assert_close(coding_rates(model, images).input, coding_rates(model, images, 0.1).input, 0)

@@ -113,9 +113,9 @@ def test_models_are_held_to_float32_and_finite_gradients():
     assert not check_logits(far * torch.nan, truth_logits, near, torch.bfloat16).passed
     assert not check_logits(near, truth_logits, near * torch.nan, torch.bfloat16).passed
     model = torch.nn.Linear(2, 2)
-    assert not check_gradients(model).passed
+    assert not check_gradients(model.parameters()).passed
     model(torch.ones(1, 2)).sum().backward()
-    assert check_gradients(model).passed
+    assert check_gradients(model.parameters()).passed
     model.bias.grad[0] = torch.inf
-    assert not check_gradients(model).passed
+    assert not check_gradients(model.parameters()).passed
     assert str(Check("output", 0.5, 0.25)) == "output errs by 0.5, allowed 0.25"

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from torch.nn import functional as F
 from cbsa.data import (
     Batch,
     MaskDataConfig,
+    SegmentationSource,
     TooManyCorruptImages,
     mask_eval_loader,
+    mask_train_loader,
     normalise,
     open_segmentation,
 )
@@ -71,6 +74,63 @@ def test_colours_are_learnt(trained):
     last = json.loads((trained.folder / "log.jsonl").read_text().splitlines()[-1])
     assert last["val_miou"] == summary["miou"]
     assert last["val_accuracy"] == summary["pixel_accuracy"]
+
+
+def test_colours_are_learnt_from_images_on_the_device(root, tmp_path):
+    settings = ("epochs=40", "eval_every=40", "checkpoint.every_epochs=40", "data.store=device")
+    summary = train(tiny_config(root, *settings), tmp_path / "run").summary
+    assert summary["miou"] > 65
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_colours_are_learnt_on_a_gpu(root, tmp_path, decoder):
+    """In bfloat16, compiled, as one CUDA graph, from images that are kept there."""
+    settings = (
+        "runtime.device=cuda",
+        "runtime.precision=bf16",
+        "runtime.compile=true",
+        "runtime.cuda_graph=on",
+    )
+    settings += ("epochs=40", "eval_every=40", "checkpoint.every_epochs=40")
+    config = tiny_config(root, *settings, decoder=decoder)
+    loader = mask_train_loader(
+        config.data,
+        config.augment,
+        open_segmentation(config.data, True),
+        batch_size=4,
+        device=torch.device("cuda"),
+    )
+    assert loader.store == "device"
+    assert next(loader.epoch(0)).images.is_cuda
+    assert train(config, tmp_path / "run").summary["miou"] > 60
+
+
+def test_compiled_blocks_train_and_evaluate(root, tmp_path):
+    """Images of several sizes are evaluated: what was compiled for training is not made anew for each."""
+    data = write_folder(tmp_path / "data", train=4, val=3)
+    image, mask = scene(7, 40, 20)
+    save(data / "images/val/001.png", image)
+    save(data / "masks/val/001.png", mask)
+    plain = train(tiny_config(data, "epochs=1"), tmp_path / "plain").summary
+    compiled = []
+    with mock.patch.object(nn.Module, "compile", lambda self: compiled.append(_count_graphs(self))):
+        summary = train(tiny_config(data, "epochs=1", "runtime.compile=true"), tmp_path / "run").summary
+    assert summary["miou"] == pytest.approx(plain["miou"], abs=1)
+    assert len(compiled) == 4  # stem, sequence and block of the encoder, layer of the decoder
+    assert sum(map(len, compiled)) == 4
+
+
+def _count_graphs(module):
+    """Compile a module in place by a backend that does nothing but count."""
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    module._compiled_call_impl = torch.compile(module._call_impl, backend=count)
+    return graphs
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -250,6 +310,15 @@ def test_noise_on_the_decoder(trained, root):
     assert result.scores[0].tolist() == [trained.summary["miou"]] * 2
     assert result.mean[1] < result.mean[0]
     assert_same_bits(model.state_dict(), before)
+
+
+def test_noise_reads_no_more_images_than_it_looks_at(root, monkeypatch):
+    read, wholly = [], SegmentationSource.read
+    monkeypatch.setattr(
+        SegmentationSource, "read", lambda self, i: read.append(self.identify(i)) or wholly(self, i)
+    )
+    noise_sweep(tiny_config(root), build_segmenter(tiny_config(root), 3), sigmas=[0, 1.0], seeds=2, images=2)
+    assert [name[-7:] for name in read] == ["000.png", "002.png"]
 
 
 @pytest.mark.parametrize("decoder", DECODERS)

@@ -27,12 +27,13 @@ REQUIRED = {
         for size in ("tiny", "small")
     ),
     "digits_cbt",
+    *("digits_vit", "tiny_imagenet_vit_tiny", "tiny_imagenet_vit_small"),
 }
 
 
 def test_the_required_recipes_are_there():
     assert set(RECIPES) >= REQUIRED
-    assert len(REQUIRED) == 25
+    assert len(REQUIRED) == 28
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -41,7 +42,7 @@ def test_a_recipe_is_a_valid_run(name):
     assert isinstance(config, TrainConfig)
     assert config.recipe == name
     assert config == recipe(name)
-    assert config.model.name in MODELS
+    assert config.model.name in MODELS or "_vit" in name
     assert config.schedule.warmup_epochs < config.epochs
     assert config.data.dataset == "digits" or config.data.root is None  # nobody's paths
 
@@ -53,7 +54,8 @@ def test_the_model_of_a_recipe_takes_its_images(name):
         model = build_model(config, 7)
         images = torch.empty(2, config.data.in_chans, config.data.img_size, config.data.img_size)
         assert model(images).shape == (2, 7)
-    assert model.img_size == (config.data.img_size,) * 2
+    takes = model.img_size if config.model.name in MODELS else model.patch_embed.img_size
+    assert takes == (config.data.img_size,) * 2
 
 
 def command_of(name):

@@ -1,6 +1,7 @@
 """Adaptation of a ViT that exists already: its weights stay, its attention becomes linear in the tokens."""
 
 from cbsa.adaptation.adapt import adapt
+from cbsa.adaptation.stored import load_adapted
 from cbsa.adaptation.style import STYLES
 from cbsa.adaptation.timm_attention import (
     AdaptedAttention,
@@ -16,4 +17,5 @@ __all__ = [
     "CBSAStarAttention",
     "LinearKernelAttention",
     "adapt",
+    "load_adapted",
 ]

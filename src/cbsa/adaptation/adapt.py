@@ -32,7 +32,8 @@ def adapt(
     and after. Fine-tune the result: the swap alone changes the function.
 
     Args:
-        vit: a ``VisionTransformer`` of timm (ViT, DeiT, DINOv2, CLIP and SigLIP towers, …).
+        vit: a ``VisionTransformer`` of timm (ViT, DeiT, DINOv2, CLIP and SigLIP towers, …), or a vision model
+            of transformers (ViT, DeiT, DINOv2, SigLIP's tower), whose layers change together.
         style: ``"cbsa"`` (CBSA*: with contraction), ``"agent"`` (CBSA∨: without, Agent attention),
             ``"linear"``, or ``"softmax"`` to go back to the original.
         layers: which layers, by number, negative ones from the end; all by default. Call again for others.
@@ -48,9 +49,12 @@ def adapt(
     """
     check_choice("style", style, STYLES)
     options: dict[str, Any] = {"kernel": kernel, "broadcast_scale": broadcast_scale, "impl": impl}
-    swap = None if style == "softmax" else Style(style, representatives, **options)  # type: ignore[arg-type]
+    wanted = Style(style, representatives, **options)  # type: ignore[arg-type]
+    if _is_of_transformers(vit):
+        return _adapt_transformers(vit, wanted, layers, copy)
+    swap = None if style == "softmax" else wanted
     check_model(vit)
-    chosen = _chosen(layers, len(vit.blocks))  # type: ignore[arg-type]
+    chosen = chosen_layers(layers, len(vit.blocks))  # type: ignore[arg-type]
     for index in chosen:
         check_block(vit, index, swap)
     model = copying.deepcopy(vit) if copy else vit
@@ -71,7 +75,7 @@ def check_model(vit: nn.Module) -> None:
         raise TypeError(
             f"cannot adapt a {type(vit).__name__}; supported are timm's VisionTransformer models (ViT, DeiT, "
             "DINOv2, CLIP, SigLIP), not those with rotary (Eva) or relative (Beit) positions, windows (Swin) "
-            "or packed images (NaFlex); for transformers' models see cbsa.adaptation.huggingface"
+            "or packed images (NaFlex), and vision models of transformers (ViT, DeiT, DINOv2, SigLIP)"
         )
     if not isinstance(vit.patch_drop, nn.Identity):
         raise ValueError(
@@ -90,7 +94,24 @@ def check_block(vit: nn.Module, index: int, swap: Style | None) -> None:
         check_attention(attention)
 
 
-def _chosen(layers: Iterable[int] | None, depth: int) -> list[int]:
+def _is_of_transformers(vit: nn.Module) -> bool:
+    """Whether a model is of transformers, which is not imported to find out."""
+    return any(kind.__module__.startswith("transformers.") for kind in type(vit).__mro__)
+
+
+def _adapt_transformers(vit: Model, style: Style, layers: Iterable[int] | None, copy: bool) -> Model:
+    if layers is not None or style.impl != "auto":
+        what = f"layers={layers!r}" if layers is not None else f"impl={style.impl!r}"
+        raise ValueError(
+            f"{what}: the layers of a model of transformers change together, and its attention takes no "
+            "impl; leave both out"
+        )
+    from cbsa.adaptation.huggingface import adapt_transformers
+
+    return adapt_transformers(vit, style, copy)
+
+
+def chosen_layers(layers: Iterable[int] | None, depth: int) -> list[int]:
     """The numbers of the chosen layers, from 0 on and in order."""
     if layers is None:
         return list(range(depth))

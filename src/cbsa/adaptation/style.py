@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from cbsa._checks import check_choice, check_grid, check_number, check_sizes
 from cbsa.ops.adapted import ADAPTED_IMPLEMENTATIONS, agent_attention, contract_broadcast_kv
@@ -15,10 +16,10 @@ STYLES = ("cbsa", "agent", "linear", "softmax")
 
 @dataclass(frozen=True)
 class Style:
-    """One of the linear-time styles with its options; the softmax style is the original attention itself.
+    """One of the styles with its options.
 
     Args:
-        name: ``"cbsa"`` (CBSA*), ``"agent"`` (CBSA∨) or ``"linear"``.
+        name: ``"cbsa"`` (CBSA*), ``"agent"`` (CBSA∨), ``"linear"``, or ``"softmax"``, the original's mixing.
         representatives: layout of the representatives pooled from the queries of the patches, or ``None``
             for all queries, prefix tokens included (quadratic in N).
         kernel: kernel of the linear style, ``"relu"`` or ``"elu"`` (ELU + 1).
@@ -33,7 +34,7 @@ class Style:
     impl: str = "auto"
 
     def __post_init__(self) -> None:
-        check_choice("style", self.name, STYLES[:-1])
+        check_choice("style", self.name, STYLES)
         check_choice("kernel", self.kernel, KERNELS)
         check_choice("impl", self.impl, ADAPTED_IMPLEMENTATIONS)
         if self.representatives is not None:
@@ -48,6 +49,8 @@ class Style:
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, grid: Sequence[int] | None, prefix: int
     ) -> Tensor:
         """Mix tokens within each head, ``prefix`` tokens before the grid: q, k, v (B, H, N, d) -> one."""
+        if self.name == "softmax":
+            return F.scaled_dot_product_attention(q, k, v, scale=scale)
         if self.name == "linear":
             return linear_attention(q, k, v, kernel=self.kernel)
         reps = self.pool(q, grid, prefix)

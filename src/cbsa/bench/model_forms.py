@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ _MOST_CHECKED = 8  # images whose logits are checked in inference
 
 @dataclass(frozen=True)
 class Form:
-    """How a model is run."""
+    """How a model is run; subclasses run something else than a whole model of timm's registry."""
 
     name: str
     img_size: int
@@ -35,85 +35,101 @@ class Form:
     compilation: str
     num_classes: int = 1000
 
+    def create(self) -> nn.Module:
+        """The model for images of its size, in float32, with random weights."""
+        import timm
 
-def create(form: Form, device: torch.device) -> nn.Module:
-    """The model for images of its size, in float32, with random weights."""
-    import timm
+        import cbsa.models  # noqa: F401  # registers ours
 
-    import cbsa.models  # noqa: F401  # registers ours
+        options: dict[str, Any] = {"img_size": self.img_size, "num_classes": self.num_classes}
+        model: nn.Module = timm.create_model(self.name, pretrained=False, **options)
+        return model
 
-    torch.manual_seed(0)
-    options: dict[str, Any] = {"img_size": form.img_size, "num_classes": form.num_classes}
-    with torch.device(device):
-        model: nn.Module = timm.create_model(form.name, pretrained=False, **options)
-    return model.to(device)
+    def draw(self, device: torch.device, generator: torch.Generator) -> Tensor:
+        """Random input of the model, a batch in float32."""
+        size = (self.batch, 3, self.img_size, self.img_size)
+        images = torch.randn(size, device=device, generator=generator)
+        return images.to(memory_format=torch.channels_last)
+
+    def arguments(self) -> tuple[Any, ...]:
+        """What the model takes beside its input."""
+        return ()
+
+    def targets(self) -> tuple[int, ...]:
+        """Shape of the classes that a training step learns."""
+        return (self.batch,)
 
 
-def prepare(form: Form, device: torch.device) -> tuple[Callable[[], Tensor], list[Check]]:
+Prepared = tuple[Callable[[], Tensor], list[Check]]
+
+
+def prepare(form: Form, device: torch.device) -> Prepared:
     """The work to time, a call that returns the logits, and what the gate says of it.
 
     The gate compares the logits with those of the same model, not compiled, in float32; they may err at most
     three times as much as those of the model, not compiled, in the precision that is timed. Gradients must be
-    finite.
+    finite: of all parameters, and of the input if it needs one.
     """
-    model = create(form, device)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = form.create()
+    model.to(device)
     generator = torch.Generator(device).manual_seed(0)
-    size = (form.batch, 3, form.img_size, form.img_size)
-    images = torch.randn(size, device=device, generator=generator).to(memory_format=torch.channels_last)
-    return (_inference if form.mode == INFERENCE else _training)(form, model, images, generator)
+    inputs = form.draw(device, generator)
+    if form.mode == INFERENCE:
+        return _inference(form, model, inputs)
+    targets = torch.randint(form.num_classes, form.targets(), device=device, generator=generator)
+    return _training(form, model, inputs, targets)
 
 
-def _inference(
-    form: Form, model: nn.Module, images: Tensor, generator: torch.Generator
-) -> tuple[Callable[[], Tensor], list[Check]]:
-    dtype = PRECISIONS[form.precision]
+def _inference(form: Form, model: nn.Module, inputs: Tensor) -> Prepared:
+    dtype, arguments = PRECISIONS[form.precision], form.arguments()
     model.eval()
+    inputs = inputs.detach()
     picked = list(range(min(form.batch, _MOST_CHECKED)))
     with torch.no_grad():
-        truth = model(images[picked])
-        plain = copy.deepcopy(model).to(dtype)(images[picked].to(dtype))
+        truth = model(inputs[picked], *arguments)
+        plain = copy.deepcopy(model).to(dtype)(inputs[picked].to(dtype), *arguments)
     fuse = getattr(model, "fuse", None)
     if callable(fuse):
         fuse()
     model.to(dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    images = images.to(dtype)
+    inputs = inputs.to(dtype)
     if form.compilation != "none":
         compile_model(model, whole=form.compilation == "model")
 
     def infer() -> Tensor:
         with torch.no_grad():
-            logits: Tensor = model(images)
+            logits: Tensor = model(inputs, *arguments)
             return logits
 
     return infer, [check_logits(infer()[picked], truth, plain, dtype)]
 
 
-def _training(
-    form: Form, model: nn.Module, images: Tensor, generator: torch.Generator
-) -> tuple[Callable[[], Tensor], list[Check]]:
-    dtype, device = PRECISIONS[form.precision], images.device
+def _training(form: Form, model: nn.Module, inputs: Tensor, targets: Tensor) -> Prepared:
+    dtype, device, arguments = PRECISIONS[form.precision], inputs.device, form.arguments()
     model.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    targets = torch.randint(form.num_classes, (form.batch,), device=device, generator=generator)
 
     def autocast() -> torch.autocast:
         # Without its cache: a CUDA graph must hold the casts of the weights that it reads.
         return torch.autocast(device.type, dtype, enabled=dtype != torch.float32, cache_enabled=False)
 
     with torch.no_grad():
-        truth = model(images)
+        truth = model(inputs, *arguments)
         with autocast():
-            plain = model(images)
+            plain = model(inputs, *arguments)
     if form.compilation != "none":
         compile_model(model, whole=form.compilation == "model")
 
     def step() -> Tensor:
         model.zero_grad(set_to_none=True)
+        inputs.grad = None
         with autocast():
-            logits: Tensor = model(images)
+            logits: Tensor = model(inputs, *arguments)
         F.cross_entropy(logits.float(), targets).backward()  # type: ignore[no-untyped-call]
         return logits.detach()
 
-    return step, [check_logits(step(), truth, plain, dtype), check_gradients(model)]
+    return step, [check_logits(step(), truth, plain, dtype), check_gradients([*model.parameters(), inputs])]
 
 
 def check_logits(logits: Tensor, truth: Tensor, plain: Tensor, dtype: torch.dtype) -> Check:
@@ -123,10 +139,10 @@ def check_logits(logits: Tensor, truth: Tensor, plain: Tensor, dtype: torch.dtyp
     return Check("output", _relative_error(logits, truth), allowed if math.isfinite(allowed) else 0.0)
 
 
-def check_gradients(model: nn.Module) -> Check:
-    """Whether every parameter has a gradient and all are finite; the error is the share that has not."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    wrong = sum(p.grad is None or not bool(p.grad.isfinite().all()) for p in parameters)
+def check_gradients(leaves: Iterable[Tensor]) -> Check:
+    """Whether all leaves that need a gradient have one, and all are finite; the error is infinite if not."""
+    needed = [leaf for leaf in leaves if leaf.requires_grad]
+    wrong = sum(leaf.grad is None or not bool(leaf.grad.isfinite().all()) for leaf in needed)
     return Check("gradients", math.inf if wrong else 0.0, 0.0)
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,13 +13,12 @@ from cbsa._checks import check_choice, check_int
 from cbsa.bench.compiling import fresh_compiler
 from cbsa.bench.gate import refusal
 from cbsa.bench.model_forms import COMPILATIONS, MODES, PRECISIONS, Form, prepare
-from cbsa.bench.origin import command_line, describe_environment
+from cbsa.bench.origin import CODE, command_line, describe_environment
 from cbsa.bench.results import DONE, NOT_RUN, REFUSED, Results, Row, open_results, ratio
 from cbsa.bench.timing import describe, measure, recover
 from cbsa.bench.warm import compile_ahead, compile_form
 
 KEY = ("model", "img_size", "batch", "mode", "precision", "compilation", "num_classes")
-FILE = "models.json"
 SIZES = ("tiny", "small", "base", "large")
 FAMILIES = {"cbt": SIZES, "vit": SIZES, "crate": SIZES, "tost": ("tiny", "small")}
 COMPARED = tuple(
@@ -45,6 +44,9 @@ class Config:
     compilation: str = "blocks"
     seconds: float = 0.5
     num_classes: int = 1000
+    kind: ClassVar[str] = "models"  # what the file of results says it holds
+    form: ClassVar[type[Form]] = Form
+    code: ClassVar[tuple[str, ...]] = CODE  # folders of the package that the speed depends on
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, PRECISIONS)
@@ -71,12 +73,15 @@ class Config:
                 for mode in self.modes:
                     for name in self.models:
                         count = batch or large_batch(name, size)
-                        form = Form(
-                            name, size, count, mode, self.precision, self.compilation, self.num_classes
-                        )
+                        how = (mode, self.precision, self.compilation, self.num_classes)
+                        form = self.form(name, size, count, *how)
                         if form not in seen:
                             seen.add(form)
                             yield form
+
+    def compare(self, rows: Sequence[Row]) -> None:
+        """Enter into rows what they are beside others."""
+        _compare(rows)
 
 
 def split_name(name: str) -> tuple[str, str, str]:
@@ -128,7 +133,7 @@ def run(
     jobs: int = 0,
     say: Callable[[str], object] = lambda text: None,
     advance: Callable[[], object] = lambda: None,
-    file: str = FILE,
+    file: str = "",
 ) -> Results:
     """Measure what ``out`` does not hold yet; every row is written as soon as it is there.
 
@@ -139,11 +144,11 @@ def run(
         jobs: compile ahead in so many processes.
         say: is told what is happening.
         advance: is called once for each row, measured or found.
-        file: name of the results.
+        file: name of the results; by default that of their kind.
     """
-    path = out / file
-    environment = describe_environment(config.device)
-    results, note = open_results(path, "models", KEY, environment, command_line(), fresh)
+    path = out / (file or f"{config.kind}.json")
+    environment = describe_environment(config.device, config.code)
+    results, note = open_results(path, config.kind, KEY, environment, command_line(), fresh)
     if note:
         say(note)
     if config.compilation != "none":
@@ -153,7 +158,7 @@ def run(
         if is_missing(results, form):
             say(f"{form.name}, {form.img_size} px, {form.mode}, batch {form.batch}")
             results.put(measure_form(form, config.device, config.seconds))
-            _compare(results.rows)
+            config.compare(results.rows)
             results.save(path)
         advance()
     return results

@@ -14,11 +14,16 @@ from cbsa._environment import environment
 from cbsa.bench.ceilings import device_name
 
 _PACKAGES = ("triton", "timm")
-_CODE = ("ops", "layers", "models")  # folders of the package that a speed depends on
+CODE = ("ops", "layers", "models")  # folders of the package that a speed depends on
 
 
-def describe_environment(device: torch.device) -> dict[str, str]:
-    """Versions and hardware, as :func:`cbsa._environment.environment` has them, and what speed depends on."""
+def describe_environment(device: torch.device, code: tuple[str, ...] = CODE) -> dict[str, str]:
+    """Versions and hardware, as :func:`cbsa._environment.environment` has them, and what speed depends on.
+
+    Args:
+        device: where the work happens.
+        code: folders of the package whose files count.
+    """
     found = environment() | {"device": device_name(device)}
     for package in _PACKAGES:
         try:
@@ -29,16 +34,16 @@ def describe_environment(device: torch.device) -> dict[str, str]:
         found["cuda"] = str(torch.version.cuda)
         found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
     found["threads"] = str(torch.get_num_threads())
-    found["code"] = code_fingerprint()
+    found["code"] = code_fingerprint(code)
     return found
 
 
 @cache
-def code_fingerprint() -> str:
-    """A few letters that change with any change to the operators, layers or models."""
+def code_fingerprint(code: tuple[str, ...] = CODE) -> str:
+    """A few letters that change with any change to the code in some folders of the package."""
     package = Path(cbsa.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(p for folder in _CODE for p in (package / folder).rglob("*.py")):
+    for path in sorted(p for folder in code for p in (package / folder).rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 

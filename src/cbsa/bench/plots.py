@@ -13,10 +13,13 @@ from cbsa.bench.geometry import MODES as OPERATOR_MODES
 from cbsa.bench.model_forms import MODES as MODEL_MODES
 from cbsa.bench.models import split_name
 from cbsa.bench.results import Results, Row, done
-from cbsa.report.style import FAINT, INK, PALETTE, QUIET, new_figure, plain_legend, tidy
+from cbsa.report.style import FAINT, INK, QUIET, new_figure, plain_legend, tidy
 
 _MARKERS = "os^Dv<>P*X"
 _FAMILIES = {"cbt": "CBT (ours)", "vit": "ViT", "crate": "CRATE", "tost": "ToST"}
+_FAMILIES |= {"cbt-tied": "CBT† (ours)", "depict": "DEPICT", "segmenter": "Segmenter"}
+_FAMILIES |= {"vit-cbsa": "CBSA*", "vit-agent": "CBSA∨ (Agent)", "vit-linear": "linear attention"}
+_OURS = {"cbt": 0, "cbt-tied": 1, "vit-cbsa": 0, "vit-agent": 1}  # families in blue, by place among the blues
 _OTHERS = ("#ea580c", "#9333ea", "#475569", "#65a30d", "#0d9488", "#db2777", "#ca8a04")
 _BLUES = ("#2563eb", "#0284c7", "#60a5fa", "#1e3a8a", "#38bdf8", "#93c5fd")
 _LEGEND_COLUMNS = 5
@@ -31,7 +34,7 @@ def save_plots(results: Results, folder: Path) -> list[Path]:
     if results.kind == "ops":
         figures = {"ops": plot_operators(results)}
     else:
-        figures = {f"models-{name}": figure for name, figure in plot_models(results).items()}
+        figures = {f"{results.kind}-{name}": figure for name, figure in plot_models(results).items()}
     paths = []
     for name, figure in figures.items():
         for suffix in (".png", ".svg"):
@@ -86,13 +89,20 @@ def plot_operators(results: Results) -> Figure:
 
 
 def plot_models(results: Results) -> dict[str, Figure]:
-    """Images/s against the resolution on logarithmic axes, a row of panels per size; by kind of batch."""
+    """Images/s against the resolution on logarithmic axes, a row of panels per size; by kind of batch.
+
+    Of adapted models the memory too.
+    """
     rows = done(results.rows)
     kinds = {
         "large": [row for row in rows if row["batch"] > 1 or not _has_larger(row, rows)],
         "batch1": [row for row in rows if row["batch"] == 1 and _has_larger(row, rows)],
     }
-    return {name: _plot_throughput(results, chosen) for name, chosen in kinds.items() if chosen}
+    figures = {name: _plot_forms(results, chosen) for name, chosen in kinds.items() if chosen}
+    held = [row | {"gb": row["peak_bytes"] / 1e9} for row in kinds["large"] if row["peak_bytes"] is not None]
+    if held and results.kind == "adapt":
+        figures["memory"] = _plot_forms(results, held, "gb", "peak memory in GB")
+    return figures
 
 
 def _has_larger(row: Row, rows: Sequence[Row]) -> bool:
@@ -101,7 +111,9 @@ def _has_larger(row: Row, rows: Sequence[Row]) -> bool:
     return any(other["batch"] > row["batch"] for other in rows if all(other[k] == row[k] for k in same))
 
 
-def _plot_throughput(results: Results, rows: Sequence[Row]) -> Figure:
+def _plot_forms(
+    results: Results, rows: Sequence[Row], value: str = "images_s", unit: str = "images/s"
+) -> Figure:
     sizes = list(dict.fromkeys(split_name(row["model"])[1] for row in rows))
     families = list(dict.fromkeys(split_name(row["model"])[0] for row in rows))
     styles = {family: _family_style(family, place) for place, family in enumerate(families)}
@@ -110,13 +122,13 @@ def _plot_throughput(results: Results, rows: Sequence[Row]) -> Figure:
     panels = figure.subplots(len(sizes), len(modes), squeeze=False)
     for size, line in zip(sizes, panels, strict=True):
         for mode, axes in zip(modes, line, strict=True):
-            _log_axes(axes, f"{size}: {mode}", "resolution in pixels", "images/s")
+            _log_axes(axes, f"{size}: {mode}", "resolution in pixels", unit)
             these = [r for r in rows if r["mode"] == mode and split_name(r["model"])[1] == size]
             for family in families:
                 mine = [r for r in these if split_name(r["model"])[0] == family]
                 best: dict[int, float] = {}
                 for r in mine:
-                    best[r["img_size"]] = max(best.get(r["img_size"], 0.0), r["images_s"])
+                    best[r["img_size"]] = max(best.get(r["img_size"], 0.0), r[value])
                 if best:
                     axes.plot(*zip(*sorted(best.items()), strict=True), **styles[family])
             batches = {(r["img_size"], r["batch"]) for r in these}
@@ -155,8 +167,8 @@ def _operator_styles(rows: Sequence[Row], names: Sequence[str]) -> dict[str, dic
 
 
 def _family_style(family: str, place: int) -> dict[str, Any]:
-    ours = family == "cbt"
-    colour = PALETTE[0] if ours else _OTHERS[place % len(_OTHERS)]
+    ours = family in _OURS
+    colour = _BLUES[_OURS[family]] if ours else _OTHERS[place % len(_OTHERS)]
     return {
         "color": colour,
         "marker": _MARKERS[place % len(_MARKERS)],
@@ -176,6 +188,7 @@ def _log_axes(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
     axes.set(xscale="log", yscale="log")
     axes.grid(axis="both", which="major", color=FAINT, linewidth=0.8)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: "")  # over less than a decade there would be labels
     axes.tick_params(which="minor", length=0)
 
 

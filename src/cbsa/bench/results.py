@@ -20,7 +20,7 @@ class Results:
     """Rows of a benchmark with their origin.
 
     Attributes:
-        kind: ``"ops"`` or ``"models"``.
+        kind: which benchmark it is: ``"ops"``, ``"models"``, …
         key: fields of a row that say which number it is.
         environment: machine and versions.
         commands: the commands that measured the rows.

@@ -1,5 +1,7 @@
 """Results as tables, in the terminal and in Markdown."""
 
+import csv
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,8 @@ from cbsa._files import write_text_atomically
 from cbsa.bench.results import DONE, NOT_RUN, Results, Row
 
 _BOLD = "**"
+# What the last column of a table of models is called, and the field of the rows that it shows.
+_BESIDE = {"models": ("CBT is", "cbt_over_this"), "adapt": ("of the ViT's", "over_original")}
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,16 @@ def save_markdown(results: Results, path: Path) -> None:
     write_text_atomically(path, "\n".join(head) + "\n\n" + "\n".join(g.markdown() for g in grids(results)))
 
 
+def save_csv(results: Results, path: Path) -> None:
+    """Write the rows as CSV, without what the gate says of each."""
+    names = list(dict.fromkeys(name for row in results.rows for name in row if name != "errors"))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(results.rows)
+    write_text_atomically(path, text.getvalue())
+
+
 def _ceilings_text(results: Results) -> str:
     c = results.ceilings or {}
     return (
@@ -108,23 +122,24 @@ def _operator_cells(row: Row) -> list[str]:
 def _model_grids(results: Results) -> list[Grid]:
     from cbsa.bench.models import split_name
 
-    columns = ("model", "px", "batch", "images/s", "ms (p20–p80)", "GB", "CBT is")
+    beside, field = _BESIDE.get(results.kind, _BESIDE["models"])
+    columns = ("model", "px", "batch", "images/s", "ms (p20–p80)", "GB", beside)
     how = {"none": "not compiled", "blocks": "blocks compiled", "model": "compiled"}
     form = ("precision", "compilation", "num_classes", "mode")
     found = []
     for kind, rows in _groups(results.rows, lambda r: (*split_name(r["model"])[1:], *(r[k] for k in form))):
         size, rest, precision, compilation, classes, mode = kind
         title = f"{mode}: {size} {rest}, {classes} classes, {precision}, {how[compilation]}"
-        cells = [(r["model"], str(r["img_size"]), str(r["batch"]), *_model_cells(r)) for r in rows]
+        cells = [(r["model"], str(r["img_size"]), str(r["batch"]), *_model_cells(r, field)) for r in rows]
         notes = _notes(rows, lambda r: f"{r['model']} at {r['img_size']} px, batch {r['batch']}")
         found.append(Grid(title, columns, cells, notes))
     return found
 
 
-def _model_cells(row: Row) -> list[str]:
+def _model_cells(row: Row, field: str) -> list[str]:
     if row["status"] != DONE:
         return [row["status"], "", "", ""]
-    memory, times = row["peak_bytes"], row.get("cbt_over_this")
+    memory, times = row["peak_bytes"], row.get(field)
     return [
         f"{row['images_s']:,.0f}" if row["images_s"] >= 10 else f"{row['images_s']:.3g}",
         spread(row),

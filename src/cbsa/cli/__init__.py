@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from cbsa.cli import (
+    adapt,
     analyses,
     bench,
     reproduce,
@@ -12,6 +13,7 @@ from cbsa.cli import (
     segmentation_cost,
     segmentation_noise,
     train,
+    vit_adapt,
     weights,
 )
 from cbsa.cli.demo import demo
@@ -28,6 +30,7 @@ app = typer.Typer(
 analyses.register(reproduce.app)
 segmentation_cost.register(reproduce.app)
 segmentation_noise.register(reproduce.app)
+vit_adapt.register(reproduce.app)
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(bench.app, name="bench")
 app.add_typer(segment.app, name="segment")
@@ -36,6 +39,7 @@ app.command()(explain)
 app.command()(train.train)
 app.command()(train.finetune)
 app.command("eval")(train.evaluate)
+app.command()(adapt.adapt)
 app.command()(train.plot)
 app.command()(models)
 app.command()(weights.export)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 if TYPE_CHECKING:
     import torch
 
+    from cbsa.bench.models import Config as ModelsConfig
     from cbsa.bench.results import Results
 
 app = typer.Typer(help="Measure the speed of operators and models on this machine.", no_args_is_help=True)
@@ -21,6 +22,10 @@ Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for numbers, tabl
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure everything anew, whatever --out holds.")]
 Plots = Annotated[bool, typer.Option(help="Draw the results (needs matplotlib).")]
 Seconds = Annotated[float, typer.Option(help="Time spent on each number, warm-up not counted.")]
+ImageSizes = Annotated[str, typer.Option("--sizes", help="Resolutions in pixels, separated by commas.")]
+ModelModes = Annotated[str, typer.Option("--modes", help="inference, training, or both of them.")]
+Batch = Annotated[str, typer.Option(help="Images at a time: large (by tokens), numbers, or both.")]
+Precision = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
 Jobs = Annotated[int, typer.Option(help="Compile ahead in so many processes at once; 0 for none.")]
 DEFAULT_OUT = Path("outputs/bench")
 
@@ -76,12 +81,10 @@ def models(
     names: Annotated[
         str, typer.Option("--models", help="Names or patterns (*_small_*), separated by commas.")
     ] = "*",
-    sizes: Annotated[str, typer.Option(help="Resolutions in pixels, separated by commas.")] = "",
-    modes: Annotated[str, typer.Option(help="inference, training, or both of them.")] = "",
-    batch: Annotated[
-        str, typer.Option(help="Images at a time: large (by tokens), numbers, or both.")
-    ] = "large,1",
-    precision: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    sizes: ImageSizes = "",
+    modes: ModelModes = "",
+    batch: Batch = "large,1",
+    precision: Precision = "bf16",
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile the blocks.")] = True,
     whole_model: Annotated[
         bool, typer.Option("--whole-model", help="Compile the model in one piece.")
@@ -96,28 +99,100 @@ def models(
         from cbsa.bench import models as bench
         from cbsa.bench.model_forms import MODES
 
-        place = choose_device(device)
         config = bench.Config(
             bench.choose_models(split(names)),
-            place,
-            tuple(_integer("--sizes", s) for s in split(sizes)) or bench.RESOLUTIONS,
+            choose_device(device),
+            _integers("--sizes", sizes) or bench.RESOLUTIONS,
             tuple(split(modes) or MODES),
-            tuple(bench.LARGE if b == "large" else _integer("--batch", b) for b in split(batch)),
+            _batches(batch),
             precision,
             ("model" if whole_model else "blocks") if compiled else "none",
             positive(seconds),
         )
-        _prepare(out)
-        console = Console()
-        with show_progress(console) as start:
-            say, advance = start("Models", len(list(config.forms())))
-            results = bench.run(config, out, fresh=fresh, jobs=jobs, say=say, advance=advance)
-    _show(console, results, out, plots)
+    _measure_forms(config, "Models", out, jobs, fresh, plots)
+
+
+@app.command("decoders")
+def decoders(
+    out: Out = DEFAULT_OUT,
+    device: Device = "auto",
+    names: Annotated[
+        str, typer.Option("--decoders", help="cbt, cbt-tied, depict, segmenter; all by default.")
+    ] = "",
+    widths: Annotated[
+        str, typer.Option(help="Widths of the encoder: tiny, small, base, large, separated by commas.")
+    ] = "small",
+    sizes: ImageSizes = "",
+    modes: ModelModes = "",
+    batch: Batch = "large,1",
+    precision: Precision = "bf16",
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile the decoders.")] = True,
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 150,
+    seconds: Seconds = 0.5,
+    jobs: Jobs = 0,
+    fresh: Fresh = False,
+    plots: Plots = True,
+) -> None:
+    """Time the decoders of segmenters alone: CBT and CBT† beside DEPICT and Segmenter's mask transformer."""
+    with good_errors():
+        from cbsa.bench import decoders as bench
+        from cbsa.bench.model_forms import MODES
+
+        config = bench.Config(
+            bench.names(tuple(split(names) or bench.DECODERS), tuple(split(widths))),
+            choose_device(device),
+            _integers("--sizes", sizes) or bench.RESOLUTIONS,
+            tuple(split(modes) or MODES),
+            _batches(batch),
+            precision,
+            "model" if compiled else "none",
+            positive(seconds),
+            classes,
+        )
+    _measure_forms(config, "Decoders", out, jobs, fresh, plots)
+
+
+@app.command("adapt")
+def adapt(
+    out: Out = DEFAULT_OUT,
+    device: Device = "auto",
+    widths: Annotated[
+        str, typer.Option("--models", help="Sizes of the ViT: tiny, small, base, large.")
+    ] = "tiny,small,base,large",
+    styles: Annotated[
+        str, typer.Option(help="softmax (the ViT itself), cbsa, agent, linear, separated by commas.")
+    ] = "softmax,cbsa,agent,linear",
+    sizes: ImageSizes = "",
+    modes: ModelModes = "",
+    batch: Batch = "large",
+    precision: Precision = "bf16",
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile the blocks.")] = True,
+    seconds: Seconds = 0.5,
+    jobs: Jobs = 0,
+    fresh: Fresh = False,
+    plots: Plots = True,
+) -> None:
+    """Time ViTs before and after their attention is swapped: images/s and memory, in one run."""
+    with good_errors():
+        from cbsa.bench import adapted as bench
+        from cbsa.bench.model_forms import MODES
+
+        config = bench.Config(
+            bench.names(split(widths), split(styles)),
+            choose_device(device),
+            _integers("--sizes", sizes) or bench.RESOLUTIONS,
+            tuple(split(modes) or MODES),
+            _batches(batch),
+            precision,
+            "blocks" if compiled else "none",
+            positive(seconds),
+        )
+    _measure_forms(config, "Adapted ViTs", out, jobs, fresh, plots)
 
 
 @app.command("plot")
 def plot(
-    results: Annotated[Path, typer.Argument(help="ops.json or models.json of cbsa bench.")],
+    results: Annotated[Path, typer.Argument(help="ops.json, models.json, … of cbsa bench.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder; by default the file's own.")
     ] = None,
@@ -158,6 +233,16 @@ def _integer(option: str, text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise ValueError(f"{option} {text!r}: expected a number above 0")
     return int(text)
+
+
+def _integers(option: str, text: str) -> tuple[int, ...]:
+    return tuple(_integer(option, part) for part in split(text))
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    from cbsa.bench.models import LARGE
+
+    return tuple(LARGE if part == "large" else _integer("--batch", part) for part in split(text))
 
 
 def positive(seconds: float) -> float:
@@ -217,15 +302,31 @@ def _list_candidates() -> None:
     Console().print(table)
 
 
+def _measure_forms(
+    config: "ModelsConfig", title: str, out: Path, jobs: int, fresh: bool, plots: bool
+) -> None:
+    """Time models, or what is timed like them, and show the results."""
+    from cbsa.bench.models import run
+
+    console = Console()
+    with good_errors():
+        _prepare(out)
+        with show_progress(console) as start:
+            say, advance = start(title, len(list(config.forms())))
+            results = run(config, out, fresh=fresh, jobs=jobs, say=say, advance=advance)
+    _show(console, results, out, plots)
+
+
 def _show(console: Console, results: "Results", out: Path, plots: bool, measured: bool = True) -> None:
     """Print the tables; write them, and the pictures where they can be drawn."""
-    from cbsa.bench.tables import grids, save_markdown
+    from cbsa.bench.tables import grids, save_csv, save_markdown
 
     for grid in grids(results):
         console.print(grid.rich())
-    text = out / f"{results.kind}.md"
+    text, rows = (out / f"{results.kind}{suffix}" for suffix in (".md", ".csv"))
     save_markdown(results, text)
-    written = [out / f"{results.kind}.json", text] if measured else [text]
+    save_csv(results, rows)
+    written = [out / f"{results.kind}.json", text, rows] if measured else [text, rows]
     console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
     if not plots:
         return

@@ -172,14 +172,14 @@ def _run(config: "TrainConfig", folder: Path) -> None:
         highlight=False,
     )
     if result.metrics is not None and is_main():
-        _draw(result, console)
+        draw_run(result, console)
     console.print(
         f"[bold]Look at {escape(str(folder))}[/bold]: curves.png, confusion.png, model/, summary.json",
         soft_wrap=True,
     )
 
 
-def _draw(result: "Result", console: Console) -> None:
+def draw_run(result: "Result", console: Console) -> None:
     """Draw curves and confusion matrix into the run's folder, and list the classes that are hardest."""
     from cbsa.experiments.report import save_figure
     from cbsa.report import per_class_accuracy, plot_confusion, plot_curves

@@ -114,9 +114,13 @@ def choose_store(
         return config.store
     if device.type != "cuda" or unsupported or config.img_size > _LARGEST_RESIDENT_SIDE:
         return "host"
-    free = torch.cuda.mem_get_info(device)[0]
     size = len(source) * config.in_chans * config.img_size**2
-    return "device" if size <= min(_MOST_RESIDENT_BYTES, free // 4) else "host"
+    return "device" if fits_on_gpu(size, device) else "host"
+
+
+def fits_on_gpu(size: int, device: torch.device) -> bool:
+    """Whether so many bytes of images take at most 16 GiB and a quarter of a GPU's free memory."""
+    return size <= min(_MOST_RESIDENT_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
 
 
 def _shape(config: DataConfig) -> tuple[int, int, int]:

@@ -13,8 +13,8 @@ from cbsa.data.decode import to_channels
 from cbsa.data.label_sets import IGNORE, Mask
 from cbsa.data.mask_config import MaskAugmentConfig, MaskDataConfig
 
-_TRIES = 10  # crops that are tried for one that is not mostly of one class
-_BRIGHTNESS, _CONTRAST, _HUE = (0.875, 1.125), (0.5, 1.5), (-0.05, 0.05)  # factors, and turns, as in SSD
+TRIES = 10  # crops that are tried for one that is not mostly of one class
+BRIGHTNESS, CONTRAST, HUE = (0.875, 1.125), (0.5, 1.5), (-0.05, 0.05)  # factors, and turns, as in SSD
 
 
 class JointTransform:
@@ -32,7 +32,7 @@ class JointTransform:
         from torchvision.transforms import v2  # type: ignore[import-untyped]
 
         self.config, self.augment = config, augment
-        self._fill = [min(255, round(255 * mean)) for mean in config.mean]
+        self._fill = mean_colour(config)
         self._flip = v2.RandomHorizontalFlip(augment.flip)
         self._photometric = _photometric(augment.photometric)
 
@@ -59,7 +59,7 @@ class JointTransform:
             pixels = functional.pad(pixels, border, fill=self._fill)
             labels = functional.pad(labels, border, fill=IGNORE)
         rows, columns = pixels.shape[-2] - height + 1, pixels.shape[-1] - width + 1
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             top, left = int(torch.randint(rows, ())), int(torch.randint(columns, ()))
             box = top, left, height, width
             if self._is_varied(functional.crop(labels, *box)):
@@ -72,6 +72,11 @@ class JointTransform:
             return True
         counts = torch.bincount(labels.as_subclass(Tensor).flatten().int(), minlength=256)[:IGNORE]
         return bool(counts.max() <= self.augment.category_ratio * counts.sum()) and bool(counts.any())
+
+
+def mean_colour(config: MaskDataConfig) -> list[int]:
+    """What small images are padded with: red, green and blue, which normalisation makes about 0."""
+    return [min(255, round(255 * mean)) for mean in config.mean]
 
 
 class EvalImage:
@@ -116,7 +121,8 @@ def _resize(pixels: Any, size: list[int], labels: Any = None) -> tuple[Any, Any]
     if list(pixels.shape[-2:]) == size:
         return pixels, labels
     resized = functional.resize(pixels, size, InterpolationMode.BILINEAR, antialias=True)
-    return resized, None if labels is None else functional.resize(labels, size, InterpolationMode.NEAREST)
+    nearest = InterpolationMode.NEAREST_EXACT  # lines up with the bilinear one
+    return resized, None if labels is None else functional.resize(labels, size, nearest)
 
 
 def _photometric(probability: float) -> Any:
@@ -129,5 +135,5 @@ def _photometric(probability: float) -> Any:
     def sometimes(**settings: tuple[float, float]) -> Any:
         return v2.RandomApply([v2.ColorJitter(**settings)], probability)
 
-    others = [sometimes(contrast=_CONTRAST), sometimes(saturation=_CONTRAST), sometimes(hue=_HUE)]
-    return v2.Compose([sometimes(brightness=_BRIGHTNESS), v2.RandomOrder(others)])
+    others = [sometimes(contrast=CONTRAST), sometimes(saturation=CONTRAST), sometimes(hue=HUE)]
+    return v2.Compose([sometimes(brightness=BRIGHTNESS), v2.RandomOrder(others)])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from cbsa._checks import check_choice, check_int, check_number
+from cbsa.data.config import STORES
 
 MASK_DATASETS = (
     "ade20k",
@@ -31,6 +32,9 @@ class MaskDataConfig:
         crop: height and width of the images the model is trained on.
         mean: per-channel mean to subtract, of values in [0, 1].
         std: per-channel standard deviation to divide by.
+        store: ``"device"`` keeps the decoded images and masks as bytes on the training device and augments
+            them there, ``"host"`` decodes and augments in worker processes, ``"auto"`` takes the device for a
+            GPU if all of them take at most 16 GiB and a quarter of its free memory.
         workers: processes that decode images, at most one a core; batches do not depend on their number.
         max_corrupt: images that cannot be read, or whose masks are wrong, that are reported and skipped
             before the run is stopped.
@@ -45,11 +49,13 @@ class MaskDataConfig:
     crop: tuple[int, int] = (512, 512)
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    store: str = "auto"
     workers: int = 8
     max_corrupt: int = 10
 
     def __post_init__(self) -> None:
         check_choice("data.dataset", self.dataset, MASK_DATASETS)
+        check_choice("data.store", self.store, STORES)
         check_int("data.short_side", self.short_side, at_least=0)
         check_int("data.workers", self.workers, at_least=0)
         check_int("data.max_corrupt", self.max_corrupt, at_least=0)

@@ -4,6 +4,7 @@ For small images, decoding and augmenting on the CPU is what limits training on 
 64×64 pixels take 1.2 GB as bytes, and their crops are a few kernels.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 
 import torch
@@ -19,8 +20,45 @@ from cbsa.data.seeding import generator
 Progress = Callable[[int, int], None]  # images done, images in all
 
 
-class ResidentTrainLoader(TrainLoader):
-    """Augments images that are on the device; nothing waits for the CPU within an epoch.
+class ResidentLoader(TrainLoader):
+    """Makes batches of images that are on the device; nothing waits for the CPU within an epoch.
+
+    The random numbers of all images are drawn for an epoch at once, so that an image's augmentation is a
+    function of seed, epoch and image.
+
+    Args:
+        order: which images make which batch.
+        readable: (n,) bool on the CPU, images that could be read; the next of them stands in for another.
+        device: where the images are.
+    """
+
+    store = "device"
+
+    def __init__(self, order: EpochOrder, readable: Tensor, device: torch.device) -> None:
+        if not readable.any():
+            raise TooManyCorruptImages(f"none of the {order.length} training images can be read")
+        self.order, self._device = order, device
+        self._stand_in = _next_readable(readable)
+
+    def _batches(self, epoch: int, shares: Tensor) -> Iterator[Batch]:
+        shares_used = self._stand_in[shares]  # (micro-batches, B)
+        numbers = self._draw(generator("resident", self.order.seed, epoch))[shares]
+        numbers, used = numbers.to(self._device), shares_used.to(self._device)
+        valid = torch.ones(shares.shape[1], dtype=torch.bool, device=self._device)
+        for row in range(len(shares)):
+            yield Batch(*self._make(used[row], numbers[row]), shares_used[row], valid)
+
+    @abstractmethod
+    def _draw(self, draw: torch.Generator) -> Tensor:
+        """Draw the random numbers of all images for an epoch: (n, numbers of an image)."""
+
+    @abstractmethod
+    def _make(self, index: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return images and targets of the positions (B,), augmented by their numbers (B, …)."""
+
+
+class ResidentTrainLoader(ResidentLoader):
+    """Augments images of one size with their classes.
 
     Args:
         decoded: batches of all images, at their final size, on the device; a pass over them is made now.
@@ -29,30 +67,16 @@ class ResidentTrainLoader(TrainLoader):
         progress: called while the images are decoded.
     """
 
-    store = "device"
-
     def __init__(
         self, decoded: EvalLoader, order: EpochOrder, augment: AugmentConfig, progress: Progress | None = None
     ) -> None:
-        self.order, self._augment = order, augment
+        self._augment = augment
         self._images, self._targets, readable = _decode(decoded, order.length, progress)
-        if not readable.any():
-            raise TooManyCorruptImages(f"none of the {order.length} training images can be read")
-        self._stand_in = _next_readable(readable)
+        super().__init__(order, readable, self._images.device)
 
-    def _batches(self, epoch: int, shares: Tensor) -> Iterator[Batch]:
-        device = self._images.device
-        shares_used = self._stand_in[shares]  # (micro-batches, B)
-        parameters = self._draw(epoch)[shares].to(device)  # (micro-batches, B, numbers)
-        used = shares_used.to(device)
-        valid = torch.ones(shares.shape[1], dtype=torch.bool, device=device)
-        for row in range(len(shares)):
-            images = self._crop(used[row], parameters[row])
-            yield Batch(images, self._targets[used[row]], shares_used[row], valid)
-
-    def _draw(self, epoch: int) -> Tensor:
-        """Draw the random numbers of all images for an epoch: (n, 1 + numbers of the crop)."""
-        draw, count = generator("resident", self.order.seed, epoch), self.order.length
+    def _draw(self, draw: torch.Generator) -> Tensor:
+        """Draw flips and crops: (n, 1 + numbers of the crop)."""
+        count = self.order.length
         flips = random_flips(count, self._augment.flip, draw)[:, None]
         if self._augment.crop == "resized":
             side = self._images.shape[-1]
@@ -65,11 +89,14 @@ class ResidentTrainLoader(TrainLoader):
     def _padding(self) -> int:
         return self._augment.padding if self._augment.crop == "pad" else 0
 
-    def _crop(self, index: Tensor, parameters: Tensor) -> Tensor:
-        flips, crops = parameters[:, 0], parameters[:, 1:]
+    def _make(self, index: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Crop and flip."""
+        flips, crops = numbers[:, 0], numbers[:, 1:]
         if self._augment.crop == "resized":
-            return crop_resized(self._images, index, crops, flips)
-        return crop_padded(self._images, index, crops, flips, self._padding)
+            images = crop_resized(self._images, index, crops, flips)
+        else:
+            images = crop_padded(self._images, index, crops, flips, self._padding)
+        return images, self._targets[index]
 
 
 class ResidentEvalLoader(EvalLoader):

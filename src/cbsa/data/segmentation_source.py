@@ -1,10 +1,11 @@
 """Data sets for semantic segmentation, each opened by its name: images with classes per pixel."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PIL import Image
 
+from cbsa._checks import check_int
 from cbsa.data import label_sets
 from cbsa.data.label_sets import LabelSet, Mask
 from cbsa.data.mask_config import MASK_DATASETS, MaskDataConfig
@@ -50,13 +51,21 @@ class SegmentationSource:
     Args:
         masks: images and masks as they lie on disk.
         labels: what the masks' integers mean.
+        positions: which of them; by default all.
     """
 
-    def __init__(self, masks: MaskSource, labels: LabelSet) -> None:
+    def __init__(self, masks: MaskSource, labels: LabelSet, positions: Sequence[int] | None = None) -> None:
         self.masks, self.labels = masks, labels
+        self.positions = range(len(masks)) if positions is None else positions
 
     def __len__(self) -> int:
-        return len(self.masks)
+        return len(self.positions)
+
+    def evenly_spaced(self, count: int) -> "SegmentationSource":
+        """So many of the images, or all if there are no more."""
+        count = min(check_int("count", count), len(self))
+        chosen = [self.positions[i * len(self) // count] for i in range(count)]
+        return SegmentationSource(self.masks, self.labels, chosen)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -68,12 +77,12 @@ class SegmentationSource:
 
         Raises if either cannot be read, if their sizes differ, or at a label that is none.
         """
-        image, mask = self.masks.read(index)
+        image, mask = self.masks.read(self.positions[index])
         return image, self.labels.encode(mask)
 
     def identify(self, index: int) -> str:
         """Return the path or name of an image, for messages."""
-        return self.masks.identify(index)
+        return self.masks.identify(self.positions[index])
 
 
 def open_segmentation(config: MaskDataConfig, train: bool) -> SegmentationSource:

@@ -1,29 +1,18 @@
 """mIoU under noise on the parameters of a decoder's attention layers (paper, figure segmentation)."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from cbsa._checks import check_int
 from cbsa.analysis import NoiseSweep, perturb, sweep
 from cbsa.analysis.noise import PARTS
-from cbsa.data import Batch, CorruptLog, EvalLoader
+from cbsa.data import CorruptLog
+from cbsa.data.resident import ResidentEvalLoader
 from cbsa.segmentation import Segmenter
 from cbsa.train.distributed import World, choose_device
 from cbsa.train.segmentation.config import SegmentConfig
 from cbsa.train.segmentation.task import Segmentation
 from cbsa.train.segmentation.trained import check_classes
 from cbsa.train.task import Update
-
-
-class _Kept(EvalLoader):
-    """Images that are read once and looked at many times, on the CPU or the GPU."""
-
-    store = "kept"
-
-    def __init__(self, batches: list[Batch]) -> None:
-        self.batches, self.num_batches = batches, len(batches)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self.batches)
 
 
 def noise_sweep(
@@ -52,10 +41,10 @@ def noise_sweep(
     task, world = Segmentation(config), World(0, 1, choose_device(config.runtime.device))
     source = task.open(train=False)
     check_classes(model, len(source.classes), config)
+    if check_int("images", images, at_least=0):
+        source = source.evenly_spaced(images)
     corrupt = corrupt or CorruptLog(config.data.max_corrupt)
-    batches = list(task.load_eval(source, world, corrupt, progress))
-    wanted = min(check_int("images", images, at_least=0) or len(batches), len(batches))
-    kept = _Kept([batches[i * len(batches) // wanted] for i in range(wanted)])
+    kept = ResidentEvalLoader(task.load_eval(source, world, corrupt, progress))  # read once, seen often
     model = model.to(world.device)
     total, done = len(sigmas) * check_int("seeds", seeds), 0
 

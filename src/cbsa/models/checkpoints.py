@@ -208,6 +208,43 @@ def save_model(
     return folder
 
 
+def save_timm_model(
+    model: torch.nn.Module,
+    folder: str | Path,
+    *,
+    architecture: str,
+    arguments: dict[str, Any],
+    transform: dict[str, Any],
+) -> Path:
+    """Write a model of timm (``model.safetensors``, ``config.json``) as its ``local-dir:`` expects it.
+
+    Args:
+        model: the model.
+        folder: where to.
+        architecture: its name in timm's registry.
+        arguments: what it was made with beside classes and channels, and what else makes the same model.
+        transform: how it takes images: ``input_size``, ``mean``, ``std``, ``crop_pct``, ``interpolation``.
+
+    Returns:
+        The folder.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "architecture": architecture})
+    known = dict(getattr(model, "pretrained_cfg", None) or {})
+    kept = {key: known[key] for key in ("classifier", "first_conv", "pool_size") if key in known}
+    config = {
+        "architecture": architecture,
+        "num_classes": model.num_classes,
+        "num_features": model.num_features,
+        "model_args": {**arguments, "in_chans": transform["input_size"][0]},
+        "pretrained_cfg": {**kept, **transform, "num_classes": model.num_classes},
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return folder
+
+
 def _card(model: Transformer | ToST, architecture: str, legacy: bool) -> str:
     parameters = sum(p.numel() for p in model.parameters())
     return f"""---

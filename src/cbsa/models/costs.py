@@ -53,10 +53,10 @@ def closed_form_macs(model: Transformer | ToST, img_size: int, *, paper_rule: bo
     return _stem(model, img_size) + blocks + model.embed_dim * model.num_classes
 
 
-def counted_macs(model: Transformer | ToST, img_size: int) -> int:
-    """The same by PyTorch's flop counter, from a forward pass without data."""
+def counted_macs(model: nn.Module, img_size: int, in_chans: int = 3) -> int:
+    """The same by PyTorch's flop counter, from a forward pass without data; the model loses its weights."""
     with torch.device("meta"):
-        image = torch.empty(1, 3, img_size, img_size)
+        image = torch.empty(1, in_chans, img_size, img_size)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model.to("meta").eval()(image)
     return int(counter.get_total_flops()) // 2

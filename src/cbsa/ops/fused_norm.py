@@ -17,8 +17,7 @@ from cbsa.ops.kernels.ahead import launched_ahead
 from cbsa.ops.kernels.sums import add_up
 
 _NUMBERS, _NUMBERS_BACKWARD = 2048, 512  # of a block of rows
-_STEPS = 4  # blocks of a program, forward
-_PROGRAMS = 2112  # backward
+_PROGRAMS = 2112
 _ADDED = (512, 16)  # rows and columns that are added up at a time
 
 
@@ -98,9 +97,9 @@ def _forward(
     x = x.contiguous()
     padded, block = _blocks(d, _NUMBERS)
     with launched_on(x.device):
-        kernels.layer_norm_forward[(triton.cdiv(rows, block * _STEPS),)](
+        kernels.layer_norm_forward[(triton.cdiv(rows, block),)](
             x, x if update is None else update.contiguous(), weight if shift is None else shift, weight, bias,
-            total, out, mean, rstd, rows, eps, D=d, BD=padded, BR=block, STEPS=_STEPS,
+            total, out, mean, rstd, rows, eps, D=d, BD=padded, BR=block,
             ADD=update is not None, SHIFT=shift is not None, KEEP=keep, num_warps=1,
         )  # fmt: skip
     return results

@@ -6,11 +6,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cbsa._files import write_text_atomically
+from cbsa.adaptation.stored import ARGUMENT
 from cbsa.data import (
     Batch,
     CorruptLog,
@@ -23,11 +23,11 @@ from cbsa.data import (
     open_source,
 )
 from cbsa.models import ToST, Transformer, save_model
-from cbsa.models.checkpoints import model_arguments
+from cbsa.models.checkpoints import save_timm_model
 from cbsa.train.config import ModelConfig, TrainConfig
 from cbsa.train.distributed import World
 from cbsa.train.evaluation import Metrics, evaluate
-from cbsa.train.initial import build_model
+from cbsa.train.initial import arguments_of, build_model
 from cbsa.train.state import Progress
 from cbsa.train.tables import confusion_csv
 from cbsa.train.task import Objective, Task, Update
@@ -151,8 +151,8 @@ class Classification(Task[Metrics]):
         return build_model(self.config, num_classes)
 
     def model_arguments(self, model: nn.Module) -> dict[str, Any]:
-        """Arguments a model of ours was made with, beyond what its name says."""
-        return model_arguments(model)
+        """Arguments a model of ours was made with, beyond its name, and styles of an adapted one."""
+        return arguments_of(model)
 
     def objective(self, num_classes: int, world: World) -> Objective:
         """Cross-entropy."""
@@ -202,22 +202,27 @@ class Classification(Task[Metrics]):
     def export(self, folder: Path, num_classes: int, state: dict[str, Any], summary: dict[str, Any]) -> None:
         """Write the final weights, averaged ones if the run keeps an average, into ``model/``.
 
-        Models of ours are written as ``timm.create_model("local-dir:…")`` reads them.
+        Models are written as ``timm.create_model("local-dir:…")`` reads them, but for adapted ones, which
+        :func:`cbsa.adaptation.load_adapted` reads.
         """
         config, weights = self.config, state.get("average", state["model"])
         # The same model without the weights it began with: their file may be gone by now.
         kwargs = json.loads(state["model_args"]) | config.model.kwargs
         for name in ("pretrained", "checkpoint_path"):
             kwargs.pop(name, None)
+        styles = {name: kwargs.pop(name) for name in (ARGUMENT,) if name in kwargs}
         model = build_model(replace(config, model=ModelConfig(config.model.name, kwargs)), num_classes)
         model.load_state_dict(weights)
         out = folder / "model"
-        if not isinstance(model, (Transformer, ToST)):
-            out.mkdir(exist_ok=True)
-            save_file({k: v.contiguous() for k, v in weights.items()}, out / "model.safetensors")
-            return
         keys = ("mean", "std", "crop_pct", "interpolation")
         transform = {k: asdict(config.data)[k] for k in keys}
+        if not isinstance(model, (Transformer, ToST)):
+            transform["input_size"] = (config.data.in_chans, config.data.img_size, config.data.img_size)
+            arguments = kwargs | styles
+            save_timm_model(
+                model, out, architecture=config.model.name, arguments=arguments, transform=transform
+            )
+            return
         cfg: Any = {**vars(model).get("pretrained_cfg", {}), **transform}
         model.pretrained_cfg = cfg
         save_model(model, out, architecture=config.model.name, card=_card(config, summary))

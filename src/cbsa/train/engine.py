@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.markup import escape
-from torch import Tensor
+from torch import Tensor, nn
 
 from cbsa.data import Batch
 from cbsa.train.averaging import WeightAverage
@@ -123,7 +123,9 @@ class _Run:
     def go(self) -> Result:
         """Train to the end."""
         self._introduce()
+        self.task.begin(self._assess, self.data.num_classes, self.folder, self.world)
         self._resume()
+        self._arrange()
         self.clock = time.perf_counter() - self.state.progress.seconds
         metrics = None
         try:
@@ -195,6 +197,7 @@ class _Run:
     def _step(self, batches: Iterator[Batch]) -> float:
         """One optimiser step; returns its learning rate. Nothing here waits for a GPU."""
         state, settings = self.state, self.config.optimizer
+        self._arrange()
         lr = learning_rate(self.config, state.progress.step, self.steps_per_epoch)
         set_learning_rate(state.optimizer, lr)
         self.unseen.append(self.gradients(batches))
@@ -207,6 +210,11 @@ class _Run:
             state.average.update()
         state.progress.step += 1
         return lr
+
+    def _arrange(self) -> None:
+        """Bring the model into the form that it has in the next step."""
+        if self.task.arrange(self.model, self.state.progress.step, self.total_steps):
+            self.gradients.forget_graph()
 
     def _look(self) -> float:
         """Fetch the losses since the last look; stop if one is not finite. Returns the last one."""
@@ -223,13 +231,12 @@ class _Run:
 
     def _evaluate(self) -> Any:
         average = self.state.average
-        with (
-            average.swapped() if average is not None else nullcontext(),
-            self.display.task("Evaluating") as update,
-        ):
-            return self.task.evaluate(
-                self.model, self.data.evaluation, self.data.num_classes, self.world, update
-            )
+        with average.swapped() if average is not None else nullcontext():
+            return self._assess(self.model)
+
+    def _assess(self, model: nn.Module) -> Any:
+        with self.display.task("Evaluating") as update:
+            return self.task.evaluate(model, self.data.evaluation, self.data.num_classes, self.world, update)
 
     def _close_epoch(self, epoch: int, lr: float, speed: float, metrics: Any) -> None:
         """Log the epoch, and note whether it is the best so far."""

@@ -14,6 +14,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from cbsa.adaptation.stored import ARGUMENT, apply_stored, stored_styles
 from cbsa.models import (
     MODELS,
     CheckpointError,
@@ -22,7 +23,7 @@ from cbsa.models import (
     load_reference_checkpoint,
     read_checkpoint,
 )
-from cbsa.models.checkpoints import load_weights
+from cbsa.models.checkpoints import load_weights, model_arguments
 from cbsa.train.checkpoint import read_run_checkpoint, stored_config
 from cbsa.train.config import TrainConfig
 
@@ -39,17 +40,19 @@ _OF_THE_RUN |= {"checkpoint_path", "cache_dir"}
 
 
 def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
-    """Create the model of a run for a number of classes, with its initial weights if it has some."""
+    """Create the model of a run for a number of classes, with its initial weights if it has some.
+
+    Weights of an adapted model come with its styles. Other arguments of timm's models are the run's alone.
+    """
     arguments: dict[str, Any] = {"in_chans": config.data.in_chans, "num_classes": num_classes}
     weights = read_weights(config.model.weights) if config.model.weights else None
-    if weights is not None:
-        if weights.architecture not in (None, config.model.name):
-            raise CheckpointError(
-                f"{weights.path} holds weights of {weights.architecture!r}, but model.name is "
-                f"{config.model.name!r}; set model.name={weights.architecture}"
-            )
-        arguments |= weights.arguments
+    if weights is not None and weights.architecture not in (None, config.model.name):
+        raise CheckpointError(
+            f"{weights.path} holds weights of {weights.architecture!r}, but model.name is "
+            f"{config.model.name!r}; set model.name={weights.architecture}"
+        )
     if config.model.name in MODELS:
+        arguments |= {} if weights is None else weights.arguments
         arguments["img_size"] = config.data.img_size
     arguments |= config.model.kwargs
     try:
@@ -62,9 +65,15 @@ def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
         raise ValueError(f"model.name={config.model.name!r}: no such model; see `cbsa models`") from error
     if weights is not None:
         load_weights_into(model, weights, num_classes)
+        _adapt_as_stored(model, weights)
     if config.model.checkpointing:
         model.set_grad_checkpointing(True)  # type: ignore[operator]
     return model
+
+
+def arguments_of(model: nn.Module) -> dict[str, Any]:
+    """What no name and no tensor shows of a model: arguments of ours, styles of an adapted one."""
+    return model_arguments(model) | stored_styles(model)
 
 
 def seed_everything(seed: int) -> None:
@@ -135,7 +144,8 @@ def load_weights_into(model: nn.Module, weights: Weights, num_classes: int) -> N
             )
         load_reference_checkpoint(model, weights.path)  # type: ignore[type-var]
     else:
-        classifier = weights.tensors.get(f"{_name_of_classifier(model)}.weight")
+        name = _name_of_classifier(getattr(model, "pretrained_cfg", None))
+        classifier = weights.tensors.get(f"{name}.weight")
         if classifier is not None and len(classifier) != model.num_classes:
             model.reset_classifier(len(classifier))  # type: ignore[operator]
         if isinstance(model, (Transformer, ToST)):
@@ -149,9 +159,26 @@ def load_weights_into(model: nn.Module, weights: Weights, num_classes: int) -> N
         model.reset_classifier(num_classes)  # type: ignore[operator]
 
 
-def _name_of_classifier(model: nn.Module) -> str:
+def _adapt_as_stored(model: nn.Module, weights: Weights) -> None:
+    """Give a model the styles that are stored with its weights, if there are some."""
+    if ARGUMENT in weights.arguments:
+        apply_stored(model, weights.arguments[ARGUMENT], str(weights.path))
+
+
+def original_classes(config: TrainConfig) -> int | None:
+    """How many classes the weights are for that a model of timm starts from; None if they do not tell."""
+    given: Any = timm.get_pretrained_cfg(config.model.name)
+    if config.model.weights is None:
+        return None if given is None else int(given.num_classes)
+    tensors = read_weights(config.model.weights).tensors or {}
+    name = _name_of_classifier({} if given is None else given.to_dict())
+    classifier = tensors.get(f"{name}.weight")
+    return None if classifier is None else len(classifier)
+
+
+def _name_of_classifier(pretrained_cfg: Any) -> str:
     """Name of the classifier, or of the first of several, as timm tells it."""
-    name: Any = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or "head"
+    name: Any = (pretrained_cfg or {}).get("classifier") or "head"
     return name if isinstance(name, str) else str(name[0])
 
 

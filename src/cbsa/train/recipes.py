@@ -5,6 +5,7 @@ the command and the log under ``benchmarks/``; *paper* marks the paper's.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from cbsa._checks import check_choice
@@ -66,6 +67,20 @@ def digits_cbt() -> TrainConfig:
         batch_size=64,
         log_every=11,
     )
+
+
+@_register
+def digits_vit() -> TrainConfig:
+    """A small ViT of timm on the same digits, to be adapted (``cbsa adapt``).
+
+    Needs nothing but the installation. Time and accuracy have not been measured.
+
+    Command: ``cbsa train digits_vit``
+    """
+    kwargs = {"img_size": 32, "patch_size": 4, "embed_dim": 64, "depth": 4, "num_heads": 4}
+    optimizer = OptimizerConfig("adamw", 2e-3, 0.05, (0.9, 0.999), decay_all=False, clip_grad=1.0)
+    model = ModelConfig("vit_tiny_patch16_224", kwargs)
+    return replace(digits_cbt(), recipe="digits_vit", model=model, optimizer=optimizer)
 
 
 # --- the paper -----------------------------------------------------------------------------------------
@@ -228,3 +243,30 @@ for _dataset in _LABORATORY:
     for _family in _ATTENTIONS:
         for _size in ("tiny", "small"):
             _register(_laboratory_recipe(_dataset, _family, _size))
+
+
+def _laboratory_vit(dataset: str, size: str) -> Recipe:
+    name, lab = f"{dataset}_vit_{size}", _LABORATORY[dataset]
+
+    def function() -> TrainConfig:
+        kwargs = {"img_size": lab["data"].img_size, "patch_size": 4}
+        return replace(
+            RECIPES[f"{dataset}_cbt_{size}"](),
+            recipe=name,
+            model=ModelConfig(f"vit_{size}_patch16_224", kwargs),
+            optimizer=OptimizerConfig("adamw", 1e-3, 0.05, (0.9, 0.999), decay_all=False, clip_grad=1.0),
+        )
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"""timm's ViT of width {size} on {lab["what"]}, to be adapted (``cbsa adapt``).
+
+    Epochs, batch and augmentation are those of the other recipes of this data set; AdamW, as ViTs are trained
+    with it. Needs one GPU. {_KNOWN.get(name, "Time and accuracy have not been measured.")}
+
+    Command: ``cbsa train {name} data.root={lab["root"]}``
+    """
+    return function
+
+
+for _size in ("tiny", "small"):
+    _register(_laboratory_vit("tiny_imagenet", _size))

@@ -48,7 +48,7 @@ def settle_config(folder: Path, config: RunConfig) -> None:
     path = folder / "config.json"
     if path.is_file() and any((folder / "checkpoints").glob("*.pt")):
         given = from_dict(type(config), to_dict(config))  # as it is read back, with lists for tuples
-        before = expect(type(config), read_run_config(folder), str(folder))
+        before = expect(type(config), read_run_config(folder), str(folder), exactly=True)
         changed = [n for n in differences(before, given) if not n.startswith(FREE)]
         if changed:
             raise ValueError(

@@ -65,11 +65,15 @@ class GradientStep:
 
     def forward_backward(self, images: Tensor, targets: Tensor) -> Tensor:
         """Accumulate the gradients of one micro-batch; returns its loss."""
-        with autocast(self.device, self.config.runtime.precision):
-            logits = self.model(images)
-        loss = self.objective.loss(logits.float(), targets)
+        precision = autocast(self.device, self.config.runtime.precision)
+        loss = self.objective.measure(self.model, images, targets, precision)
         self.scaler.scale(loss / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def forget_graph(self) -> None:
+        """Capture anew in the next step: the model computes something else from now on."""
+        if self.graph is not None:
+            self.graph.captured = None
 
     def _gradient_sync(self, last: bool) -> Any:
         """Exchange gradients between processes with the last micro-batch alone."""

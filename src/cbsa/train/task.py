@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -42,6 +43,14 @@ class Objective(ABC):
     @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss, a scalar, of float32 logits."""
+
+    def measure(
+        self, model: nn.Module, images: Tensor, targets: Tensor, precision: AbstractContextManager[Any]
+    ) -> Tensor:
+        """Run the model on what was prepared, in a precision, and return the loss."""
+        with precision:
+            logits = model(images)
+        return self.loss(logits.float(), targets)
 
 
 class Task(ABC, Generic[Metrics]):
@@ -98,6 +107,22 @@ class Task(ABC, Generic[Metrics]):
     @abstractmethod
     def objective(self, num_classes: int, world: World) -> Objective:
         """How batches are learnt from."""
+
+    def begin(
+        self, assess: Callable[[nn.Module], Metrics], num_classes: int, folder: Path, world: World
+    ) -> None:
+        """Do what comes before the first step, whenever the run is started; all processes take part.
+
+        Args:
+            assess: evaluates a model as the run's own.
+            num_classes: number of classes.
+            folder: folder of the run.
+            world: this process among all.
+        """
+
+    def arrange(self, model: nn.Module, step: int, total_steps: int) -> bool:
+        """Bring the model into the form it has in a step, if that varies; whether anything changed."""
+        return False
 
     # --- evaluation --------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from cbsa.train.adaptation.config import AdaptConfig
+from cbsa.train.adaptation.task import Adaptation
 from cbsa.train.classification import Classification
 from cbsa.train.config import RunConfig, TrainConfig
 from cbsa.train.segmentation.config import SegmentConfig
@@ -11,6 +13,8 @@ from cbsa.train.task import Task
 
 def task_of(config: RunConfig) -> Task[Any]:
     """What a run does."""
+    if isinstance(config, AdaptConfig):
+        return Adaptation(config)
     if isinstance(config, TrainConfig):
         return Classification(config)
     if isinstance(config, SegmentConfig):

@@ -1,16 +1,19 @@
 """Trained models as users name them: the folder of a run, weights in a folder or file, a registered name."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import timm
 from torch import nn
 
 from cbsa._checks import check_choice
+from cbsa.adaptation.stored import ARGUMENT
 from cbsa.data import DataConfig
 from cbsa.models import MODELS, CheckpointError, read_checkpoint
 from cbsa.models.checkpoints import rename_reference_keys
-from cbsa.models.registry import SIZES, default_cfgs
+from cbsa.models.registry import SIZES
 from cbsa.train.assess import config_of_run
 from cbsa.train.checkpoint import read_run_checkpoint, stored_config
 from cbsa.train.config import ModelConfig, TrainConfig
@@ -53,19 +56,46 @@ def open_trained(name: str, weights: str | None = None) -> Trained:
             a ``.safetensors`` file beside its ``config.json``, or a run's ``.pt``; or a registered name.
         weights: with a registered name, the file or folder of its weights; without, they are random.
     """
+    found = find_trained(name, weights)
+    return replace(_build(found.config, found.has_data), run=found.run)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a model is, as settings of a run.
+
+    Attributes:
+        config: settings under which :func:`build_model` makes it; its weights, if there are some, among them.
+        has_data: whether the settings name its data set.
+        run: the folder of the run, if it comes from one.
+    """
+
+    config: TrainConfig
+    has_data: bool
+    run: Path | None = None
+
+
+def find_trained(name: str, weights: str | None = None, known: Collection[str] = MODELS) -> Found:
+    """Find a model by what :func:`open_trained` takes.
+
+    Args:
+        name: folder, file or name.
+        weights: with a name, the file or folder of its weights.
+        known: the names there are.
+    """
     name = name.removeprefix("local-dir:")
     path = Path(name).expanduser()
-    if name in MODELS and not path.exists():
-        return _build(*_config(name, weights))
+    if name in known and not path.exists():
+        return _config(name, weights, known)
     if weights is not None:
         raise ValueError(f"weights={weights!r} goes with the name of a model, and {name!r} is none")
     if not path.exists() and path.name != name:
         raise FileNotFoundError(f"model {name!r}: there is no such folder or file")
     if not path.exists():
-        check_choice("model", name, MODELS)  # names the nearest
+        check_choice("model", name, known)  # names the nearest
     if path.is_dir() and ((path / "checkpoints").is_dir() or (path / "model").is_dir()):
-        return replace(_build(config_of_run(path), has_data=True), run=path)
-    return _build(*_config(None, name))
+        return Found(config_of_run(path), True, path)
+    return _config(None, name, known)
 
 
 def label_of(architecture: str, model: nn.Module) -> str:
@@ -79,14 +109,14 @@ def label_of(architecture: str, model: nn.Module) -> str:
     return f"{name} {width}×{depth}" if shape is None else f"{name}-{shape[0].upper()}"
 
 
-def _config(architecture: str | None, weights: str | None) -> tuple[TrainConfig, bool]:
-    """Settings under which :func:`build_model` makes a model, and whether they name its data set."""
+def _config(architecture: str | None, weights: str | None, known: Collection[str]) -> Found:
+    """A model by its name, or by weights that tell it."""
     if weights is None:
         assert architecture is not None
-        return TrainConfig(model=ModelConfig(architecture), data=_taking({}, architecture)), False
+        return Found(TrainConfig(model=ModelConfig(architecture), data=_taking({}, architecture)), False)
     if Path(weights).suffix == ".pt" and Path(weights).is_file():
         config = stored_config(read_run_checkpoint(Path(weights)))
-        return replace(config, model=replace(config.model, weights=weights)), True
+        return Found(replace(config, model=replace(config.model, weights=weights)), True)
     found = read_weights(weights)
     architecture = architecture or found.architecture
     if architecture is None:
@@ -96,16 +126,24 @@ def _config(architecture: str | None, weights: str | None) -> tuple[TrainConfig,
         )
     beside = read_json(found.path.with_name("config.json"))
     given = beside.get("pretrained_cfg") if isinstance(beside, dict) else None
+    check_choice("architecture", architecture, known)
     config = TrainConfig(
-        model=ModelConfig(check_choice("architecture", architecture, MODELS), weights=weights),
+        model=ModelConfig(architecture, _own_arguments(architecture, beside), weights),
         data=_taking(given if isinstance(given, dict) else {}, architecture),
     )
-    return config, False
+    return Found(config, False)
+
+
+def _own_arguments(architecture: str, beside: Any) -> dict[str, Any]:
+    """Arguments of a model of timm by its ``config.json``; those of ours are read with the weights."""
+    given = beside.get("model_args") if isinstance(beside, dict) and architecture not in MODELS else None
+    of_the_run = (ARGUMENT, "in_chans", "num_classes")
+    return {k: v for k, v in given.items() if k not in of_the_run} if isinstance(given, dict) else {}
 
 
 def _taking(given: dict[str, Any], architecture: str) -> DataConfig:
     """How a model takes images, by what is stored with its weights or else by the registry."""
-    default = default_cfgs[architecture].default.to_dict()
+    default = _defaults(architecture)
     channels, side, _ = given.get("input_size") or default["input_size"]
     mean, std = (tuple(given.get(name) or default[name]) for name in ("mean", "std"))
     return DataConfig(
@@ -116,6 +154,13 @@ def _taking(given: dict[str, Any], architecture: str) -> DataConfig:
         crop_pct=given.get("crop_pct") or default["crop_pct"],
         interpolation=given.get("interpolation") or default["interpolation"],
     )
+
+
+def _defaults(architecture: str) -> dict[str, Any]:
+    """What the registry says of a model of ours or of timm's."""
+    found: Any = timm.get_pretrained_cfg(architecture)
+    values: dict[str, Any] = found.to_dict()
+    return values
 
 
 def _build(config: TrainConfig, has_data: bool) -> Trained:
@@ -138,7 +183,7 @@ def _classes(weights: Weights | None, config: TrainConfig) -> int:
         tensors = rename_reference_keys(read_checkpoint(weights.path))
     if tensors and "head.weight" in tensors:
         return len(tensors["head.weight"])
-    return int(default_cfgs[config.model.name].default.num_classes)
+    return int(_defaults(config.model.name)["num_classes"])
 
 
 def split_label(name: str) -> tuple[str, str]:

@@ -13,41 +13,37 @@ from cbsa.ops.kernels.ahead import announce
 def layer_norm_forward(
     x, update, shift, weight, bias, total, out, mean, rstd,
     R, eps,
-    D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, STEPS: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
     ADD: tl.constexpr, SHIFT: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """LayerNorm of x, or with ADD of x + update, and with SHIFT of x + update + shift.
 
-    With KEEP also that sum, mean and 1/σ. A program takes STEPS blocks of BR rows. Grid (programs,).
+    With KEEP also that sum, mean and 1/σ. Grid (blocks,).
     """
+    rows = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     columns = tl.arange(0, BD)
+    valid = rows < R
+    inside = valid[:, None] & (columns < D)[None, :]
+    place = rows[:, None] * D + columns[None, :]
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        values += tl.load(update + place, mask=inside, other=0.0).to(tl.float32)
+        if SHIFT:
+            values += tl.load(shift + columns, mask=columns < D, other=0.0).to(tl.float32)[None, :]
+        # the statistics are those of the sum as it is stored
+        values = values.to(total.dtype.element_ty).to(tl.float32)
+        if KEEP:
+            tl.store(total + place, values.to(total.dtype.element_ty), mask=inside)
+    centre = tl.sum(values, 1) / D
+    values = tl.where(inside, values - centre[:, None], 0.0)
+    width = tl.rsqrt(tl.sum(values * values, 1) / D + eps)
+    if KEEP:
+        tl.store(mean + rows, centre, mask=valid)
+        tl.store(rstd + rows, width, mask=valid)
     scale = tl.load(weight + columns, mask=columns < D, other=0.0).to(tl.float32)
     offset = tl.load(bias + columns, mask=columns < D, other=0.0).to(tl.float32)
-    if SHIFT:
-        more = tl.load(shift + columns, mask=columns < D, other=0.0).to(tl.float32)
-    first = tl.program_id(0).to(tl.int64) * (BR * STEPS)
-    for step in range(STEPS):
-        rows = first + step * BR + tl.arange(0, BR)
-        valid = rows < R
-        inside = valid[:, None] & (columns < D)[None, :]
-        place = rows[:, None] * D + columns[None, :]
-        values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        if ADD:
-            values += tl.load(update + place, mask=inside, other=0.0).to(tl.float32)
-            if SHIFT:
-                values += more[None, :]
-            # the statistics are those of the sum as it is stored
-            values = values.to(total.dtype.element_ty).to(tl.float32)
-            if KEEP:
-                tl.store(total + place, values.to(total.dtype.element_ty), mask=inside)
-        centre = tl.sum(values, 1) / D
-        values = tl.where(inside, values - centre[:, None], 0.0)
-        width = tl.rsqrt(tl.sum(values * values, 1) / D + eps)
-        if KEEP:
-            tl.store(mean + rows, centre, mask=valid)
-            tl.store(rstd + rows, width, mask=valid)
-        values = values * width[:, None] * scale[None, :] + offset[None, :]
-        tl.store(out + place, values.to(out.dtype.element_ty), mask=inside)
+    values = values * width[:, None] * scale[None, :] + offset[None, :]
+    tl.store(out + place, values.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -43,8 +43,5 @@ def assess_segmenter(
         corrupt = CorruptLog(config.data.max_corrupt, report=display.warn)
         with display.task("Evaluating") as update:
             loader = task.load_eval(source, world, corrupt, update)
-            model = model.to(world.device)
-            if config.runtime.compile:
-                task.compile_model(model)
-            metrics = task.evaluate(model, loader, len(classes), world, update)
+            metrics = task.evaluate(model.to(world.device), loader, len(classes), world, update)
         return SegmentAssessment(metrics, classes, sum(world.gather(corrupt.count)))

@@ -53,6 +53,8 @@ def evaluate_segmenter(
 ) -> SegmentationMetrics:
     """Evaluate a segmenter; in several processes, each brings its share and all get the result.
 
+    Nothing is compiled for it: images, and with them windows, may differ in size and number.
+
     Args:
         model: the segmenter, not wrapped by DDP.
         batches: this process's images, one a batch; those that are not ``valid`` are not counted.
@@ -70,7 +72,7 @@ def evaluate_segmenter(
     model.eval()
     try:
         for images, true in _groups(batches, at_a_time, progress):
-            with autocast(world.device, precision):
+            with torch.compiler.set_stance("force_eager"), autocast(world.device, precision):
                 looked_at = normalise(images, data.mean, data.std)
                 likely = segment(model, looked_at, windows, true.shape[-2:])  # (B, classes, h, w)
             counts.update(likely.argmax(1), true)

@@ -17,8 +17,7 @@ from cbsa.data import (
     mask_train_loader,
     open_segmentation,
 )
-from cbsa.models.compiling import compile_blocks
-from cbsa.segmentation import Segmenter, save_segmenter
+from cbsa.segmentation import save_segmenter
 from cbsa.train.distributed import World
 from cbsa.train.segmentation.config import SegmentConfig
 from cbsa.train.segmentation.evaluation import SegmentationMetrics, evaluate_segmenter
@@ -73,6 +72,7 @@ class Segmentation(Task[SegmentationMetrics]):
             rank=world.rank,
             world_size=world.size,
             corrupt=corrupt,
+            progress=progress,
         )
 
     def load_eval(
@@ -86,17 +86,12 @@ class Segmentation(Task[SegmentationMetrics]):
             rank=world.rank,
             world_size=world.size,
             corrupt=corrupt,
+            progress=progress,
         )
 
     def build_model(self, num_classes: int) -> nn.Module:
         """Create the segmenter with its initial weights."""
         return build_segmenter(self.config, num_classes)
-
-    def compile_model(self, model: nn.Module) -> None:
-        """Compile the blocks of encoder and decoder in place."""
-        assert isinstance(model, Segmenter)
-        compile_blocks(model.encoder)
-        compile_blocks(model.decoder)
 
     def model_arguments(self, model: nn.Module) -> dict[str, Any]:
         """What makes the same segmenter again."""

@@ -1,0 +1,133 @@
+"""The adaptation study of ``benchmarks/`` and ``cbsa adapt``, with a tiny ViT on the CPU."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cbsa.cli import app
+from tests.train.adapting import COMMON, SWAP, train_vit
+
+STUDY = Path(__file__).parents[2] / "benchmarks" / "adapt_study.py"
+ON_CPU = ["runtime.device=cpu", "runtime.precision=fp32", "runtime.compile=false"]
+SETTINGS = [*COMMON, *SWAP, *ON_CPU]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    return train_vit(tmp_path_factory.mktemp("original") / "vit")
+
+
+@pytest.fixture(scope="module")
+def study():
+    spec = importlib.util.spec_from_file_location("adapt_study", STUDY)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_study_compares_every_style_with_and_without_distillation(study):
+    assert {(line.style, line.distill) for line in study.LINES if line.groups == 1} >= {
+        (style, distill) for style in ("cbsa", "agent", "linear") for distill in ("none", "both")
+    }
+    assert len({line.name for line in study.LINES}) == len(study.LINES) <= 8
+
+
+def test_it_stops_in_time_goes_on_and_reports(study, vit, tmp_path):
+    lines = (study.Line("cbsa", "both", 3), study.Line("softmax"))
+    out, work = tmp_path / "out", tmp_path / "work"
+    settings = [*SETTINGS, "epochs=3"]
+    with pytest.MonkeyPatch.context() as patch:  # each run is begun, and asked to stop at once
+        patch.setattr(study, "_AGAIN", 0.01)
+        patch.setattr(study.Clock, "is_over", False)
+        assert study.study(vit, out, work, seconds=1e-6, settings=settings, lines=lines) == []
+    for line in lines:
+        assert list((work / line.name / "checkpoints").glob("step-*.pt"))
+        assert not (work / line.name / "summary.json").exists()
+    reports = study.study(vit, out, work, seconds=300, settings=settings, lines=lines)
+    assert [report["run"] for report in reports] == ["cbsa-both-groups3", "softmax-none"]
+    stored = json.loads((out / "adapt_study.json").read_text())
+    assert stored["runs"] == json.loads(json.dumps(reports))
+    text = (out / "adapt_study.md").read_text()
+    assert "CBSA*, digits, 3 epochs, distilled: both, 3 groups" in text
+    for name in study.KEPT:
+        assert (out / "runs" / "softmax-none" / name).is_file()
+    control = reports[1]
+    assert control["swapped"] == control["original"]
+    assert control["swapped_gflops"] == control["gflops"]
+    again = study.study(vit, out, work, seconds=1e-6, settings=settings, lines=lines)
+    assert again == reports  # what is done stays in the table, whatever the time
+
+
+def cbsa(*arguments):
+    ran = CliRunner().invoke(app, ["adapt", *map(str, arguments)], env={"COLUMNS": "400", "TERM": "dumb"})
+    assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
+    return ran.exit_code, " ".join(ran.output.replace("│", " ").split())
+
+
+def test_the_command(vit, tmp_path):
+    code, output = cbsa(
+        *("--recipe", "digits_adapt", "--model", vit, "--style", "agent", "--distill", "logits"),
+        *("--groups", "2", "--out", tmp_path / "run", *SETTINGS, "epochs=1"),
+    )
+    assert code == 0, output
+    for text in ("right after the swap", "after fine-tuning", "adaptation.md"):
+        assert text in output
+    report = json.loads((tmp_path / "run" / "adaptation.json").read_text())
+    assert (report["style"], report["distill"]["what"], len(report["replaced"])) == ("agent", "logits", 2)
+    assert (tmp_path / "run" / "curves.png").is_file()
+    code, output = cbsa(
+        *("--recipe", "digits_adapt", "--model", vit, "--style", "agent", "--distill", "logits"),
+        *("--groups", "2", "--out", tmp_path / "run", *SETTINGS, "epochs=1"),
+    )
+    assert code == 0
+    assert "holds a finished run: nothing to do" in output
+
+
+def test_list_and_show(vit):
+    assert "vit_adapt" in cbsa("--list")[1]
+    code, output = cbsa("--show", "--data", "/somewhere", "--distill", "both")
+    assert code == 0
+    assert '"root": "/somewhere"' in output
+    assert '"what": "both"' in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--model is missing: the folder of a run, a file of weights, or a name of timm's"),
+        (("--model", "no/run"), "model 'no/run': there is no such folder or file"),
+        (("--model", "vit_tinny_patch16_224"), "did you mean 'vit_tiny_patch16_224'"),
+        (("--model", "vit_tiny_patch16_224", "--style", "agnt"), "did you mean 'agent'"),
+        (("--model", "vit_tiny_patch16_224", "--distill", "all"), "distill.what='all': expected one of"),
+        (("--model", "vit_tiny_patch16_224", "--recipe", "vit"), "recipe='vit': expected one of 'vit_adapt'"),
+        (("--model", "vit_tiny_patch16_224", "--weights", "x.pt"), "'x.pt': no such file"),
+        (("--model", ".", "--weights", "x.pt"), "goes with the name of a model, and '.' is none"),
+    ],
+)
+def test_mistakes_are_named(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, output = cbsa(*arguments)
+    assert code == 2
+    assert message in output
+
+
+def test_models_that_are_no_vit_are_refused_by_name(tmp_path):
+    from cbsa.train import override, recipe, train
+    from tests.train.runs import TINY
+
+    train(override(recipe("digits_cbt"), [*TINY, "epochs=1"]), tmp_path / "cbt")
+    code, output = cbsa("--model", tmp_path / "cbt", "--out", tmp_path / "run", *SETTINGS)
+    assert code == 2
+    assert "cannot adapt a Transformer; supported are timm's VisionTransformer models" in output
