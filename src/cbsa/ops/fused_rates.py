@@ -6,13 +6,15 @@ that is looked at: several times the traffic of the network itself. Here Gram ma
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from cbsa.ops.custom import launched_on
 from cbsa.ops.kernels import rates
-from cbsa.ops.kernels.launch import unit_rows
+from cbsa.ops.kernels.launch import INTERPRETED, unit_rows
 
 _TOKENS = 64  # of a block
+_HALF = tl.float16 if INTERPRETED else tl.bfloat16  # Triton's interpreter has no bfloat16
 MAX_HEAD_DIM, LEAST_EPS = 64, 0.05  # what the kernels are good for
 
 
@@ -32,7 +34,7 @@ def head_coding_rates(w: Tensor, eps: float) -> Tensor:
     w = unit_rows(w)
     with launched_on(w.device):
         rates.head_grams[(batch * heads,)](
-            w, grams, heads, n, *w.stride()[:3], D=p, BD=padded, BN=_TOKENS, num_stages=3
+            w, grams, heads, n, *w.stride()[:3], D=p, BD=padded, BN=_TOKENS, HALF=_HALF, num_stages=3
         )
         rates.half_log_determinants[(out.numel(),)](grams, out, p / (n * eps**2), BD=padded, num_warps=1)
     return out
