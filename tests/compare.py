@@ -9,6 +9,8 @@ from torch import Tensor
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 # Triton's kernels run on the GPU, or in its interpreter where there is none: never both in one process.
 KERNEL_DEVICES = DEVICES[-1:]
+# Problems over which their errors are averaged; the interpreter takes seconds for each.
+KERNEL_DRAWS = 4 if KERNEL_DEVICES == ["cuda"] else 2
 HALF_DTYPES = [torch.bfloat16, torch.float16]
 
 

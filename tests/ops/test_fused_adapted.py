@@ -14,7 +14,7 @@ from tests.adapt.test_operators import (
     agent_inputs,
     star_inputs,
 )
-from tests.compare import KERNEL_DEVICES, assert_as_good_as, assert_close, value_and_grads
+from tests.compare import KERNEL_DEVICES, KERNEL_DRAWS, assert_as_good_as, assert_close, value_and_grads
 
 pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
 from cbsa.ops import fused_agent, fused_kv
@@ -60,7 +60,7 @@ def check_accuracy(fields, shape, masked, device, dtype, **options):
         dtype,
         names,
         floor_ulps=20 if dtype == torch.float32 else 0.5,  # steps are sums with cancellation; see test_fused
-        draws=4,
+        draws=KERNEL_DRAWS,
     )
 
 

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cbsa.layers import CBSA
 from cbsa.ops import contract_broadcast, pool_tokens
-from tests.compare import KERNEL_DEVICES, assert_as_good_as, assert_close, value_and_grads
+from tests.compare import KERNEL_DEVICES, KERNEL_DRAWS, assert_as_good_as, assert_close, value_and_grads
 
 pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
 from cbsa.ops import fused_pooled
@@ -62,7 +62,7 @@ def test_value_and_every_gradient_are_as_good_as_plain_pytorch(
     on_device = partial(plain, **layout)
     assert_as_good_as(
         partial(fused, **layout), on_device, on_device, make, dtype, NAMES,
-        floor_ulps=20 if dtype == torch.float32 else 0.5, draws=4,
+        floor_ulps=20 if dtype == torch.float32 else 0.5, draws=KERNEL_DRAWS,
     )  # fmt: skip
 
 
