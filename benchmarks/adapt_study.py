@@ -15,13 +15,6 @@ written anew after each run, and the settings and logs of each; ``--work`` gets 
 import argparse
 import gc
 import json
-import os
-import shutil
-import signal
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +25,8 @@ from rich.console import Console
 from cbsa._files import prepare_folder, write_text_atomically
 from cbsa.experiments.report import save_results
 from cbsa.experiments.vit_adapt import accuracy_grid
+from cbsa.studies import records
+from cbsa.studies.clock import Clock
 from cbsa.train import StoppedError, override, train
 from cbsa.train.adaptation.config import AdaptConfig
 from cbsa.train.adaptation.original import configure
@@ -39,7 +34,6 @@ from cbsa.train.adaptation.recipes import adapt_recipe
 from cbsa.train.adaptation.report import read_report
 
 NAME = "adapt_study"
-_AGAIN = 1.0  # seconds between two requests to stop: one may come before a run listens
 KEPT = ("config.json", "summary.json", "adaptation.json", "epochs.csv", "log.jsonl")  # of a run's folder
 
 
@@ -71,46 +65,6 @@ LINES = (
     Line("linear"),
     Line("cbsa", "both", 4),
 )
-
-
-class Clock:
-    """Asks the run that is under way to stop, as SIGTERM does, once the time is over.
-
-    Args:
-        seconds: how long from now.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.end = time.monotonic() + seconds
-        self.asked = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time is over, or somebody else asked to stop."""
-        return self.asked or time.monotonic() >= self.end
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Watch the time."""
-        done = threading.Event()
-        before = signal.signal(signal.SIGTERM, self._note)  # between two runs
-        watch = threading.Thread(target=self._watch, args=(done,), daemon=True)
-        watch.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watch.join()
-            signal.signal(signal.SIGTERM, before)
-
-    def _watch(self, done: threading.Event) -> None:
-        wait = max(self.end - time.monotonic(), 0.0)
-        while not done.wait(wait):
-            os.kill(os.getpid(), signal.SIGTERM)
-            wait = _AGAIN
-
-    def _note(self, *_: Any) -> None:
-        self.asked = True
 
 
 def config_of(model: Path, line: Line, settings: list[str]) -> AdaptConfig:
@@ -164,9 +118,7 @@ def study(
 
 def keep(folder: Path, to: Path) -> dict[str, Any]:
     """Copy the settings and logs of a run, and return its report with the time it took."""
-    to.mkdir(parents=True, exist_ok=True)
-    for name in KEPT:
-        shutil.copyfile(folder / name, to / name)
+    records.keep(folder, to, KEPT)
     summary = json.loads((folder / "summary.json").read_text())
     return read_report(folder) | {k: summary[k] for k in ("seconds", "images_per_second", "environment")}
 

@@ -17,17 +17,15 @@ import gc
 import json
 import os
 import shlex
-import shutil
 import signal
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from camvid_report import SegmenterForm, class_grid, score_grid, sheet_of
@@ -37,10 +35,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cbsa.bench.model_forms import MODES
 from cbsa.bench.models import measure_form
-from cbsa.cli import app
+from cbsa.cli.inside import run_inside
 from cbsa.data import open_segmentation
 from cbsa.experiments.report import save_figure, save_results
 from cbsa.segmentation.cost import decoder_cost
+from cbsa.studies.records import keep
 from cbsa.train.distributed import choose_device
 from cbsa.train.log import read_epochs
 from cbsa.train.segmentation.assess import segment_config_of
@@ -229,31 +228,16 @@ class Study:
 
     def command(self, *arguments: object) -> None:
         """A command of cbsa, in this process; what it says goes to the log."""
-        words = [str(argument) for argument in arguments]
-        with (
-            open(self.out / "log.txt", "a", encoding="utf-8") as log,
-            redirect_stdout(log),
-            redirect_stderr(log),
-        ):
-            print(f"\n$ cbsa {shlex.join(words)}", flush=True)
-            try:
-                with mock.patch.object(sys, "argv", ["cbsa", *words]):
-                    app(words)
-            except SystemExit as end:
-                if end.code == 128 + signal.SIGTERM:
-                    raise OutOfTimeError from end
-                if end.code:
-                    raise RuntimeError(
-                        f"cbsa {shlex.join(words)} failed; see {self.out / 'log.txt'}"
-                    ) from end
+        log = self.out / "log.txt"
+        code = run_inside(arguments, log)
+        if code == 128 + signal.SIGTERM:
+            raise OutOfTimeError
+        if code:
+            raise RuntimeError(f"cbsa {shlex.join(map(str, arguments))} failed; see {log}")
 
     def keep(self, name: str) -> None:
         """Copy what a run has written, but for its weights."""
-        target = self.out / "runs" / name
-        target.mkdir(parents=True, exist_ok=True)
-        for file in KEPT:
-            if (self.run(name) / file).exists():
-                shutil.copy(self.run(name) / file, target / file)
+        keep(self.run(name), self.out / "runs" / name, KEPT)
 
     def report(self) -> dict[str, Any]:
         """Write ``results.json`` and ``results.md`` from what is there, and return the numbers."""

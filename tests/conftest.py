@@ -21,6 +21,7 @@ settings.load_profile("cbsa")
 
 # Files that take longest: training, and kernels in the interpreter.
 _LONGEST = ("tests/train/", "tests/ops/test_fused.py", "tests/ops/test_triton", "tests/ops/test_long")
+_LONGEST += ("tests/cli/test_everything.py",)
 
 # The tensors are small: more threads only wait for each other.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)

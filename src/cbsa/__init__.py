@@ -7,7 +7,7 @@ from cbsa import layers, objective, ops
 from cbsa._version import __version__
 
 if TYPE_CHECKING:
-    from cbsa import adaptation, models, segmentation
+    from cbsa import adaptation, models, parallel, segmentation
     from cbsa.adaptation import adapt
     from cbsa.models import create_model
 
@@ -20,13 +20,14 @@ __all__ = [
     "models",
     "objective",
     "ops",
+    "parallel",
     "segmentation",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs more than torch when it is first used."""
-    if name in ("adaptation", "models", "segmentation"):
+    if name in ("adaptation", "models", "parallel", "segmentation"):
         return importlib.import_module(f"cbsa.{name}")
     if name == "create_model":
         return importlib.import_module("cbsa.models").create_model

@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from cbsa.data import AugmentConfig, DataConfig
+from cbsa.data import AugmentConfig, DataConfig, keep_decoded
 from cbsa.data.build import choose_store
 from cbsa.data.host import BatchDecoder
 from cbsa.data.transforms import EvalTransform, TrainTransform
@@ -176,6 +176,28 @@ def test_progress_is_told_while_a_resident_set_is_decoded():
     calls = []
     train_loader(Tiles(600), config={"store": "device"}, progress=lambda *call: calls.append(call))
     assert calls == [(256, 600), (512, 600), (600, 600)]
+
+
+def test_decoded_images_are_kept_for_the_next_run():
+    """Inside the context, for the same settings, if all could be read; batches are what they would be."""
+    resident = {"config": {"store": "device"}}
+    source = Tiles(21)
+    expected = train_loader(source, **resident, seed=5).epoch(1)
+    with keep_decoded():
+        train_loader(source, **resident, seed=3)
+        count = len(source.reads)
+        again = train_loader(source, config={"store": "device", "workers": 0}, seed=5)
+        assert len(source.reads) == count
+        assert_same(again.epoch(1), expected)
+        train_loader(source, config={"store": "device", "interpolation": "bilinear"})
+        assert len(source.reads) == count + 21
+        torn = Tiles(21, broken=[4])
+        for reads in (21, 42):
+            with pytest.warns(RuntimeWarning, match="cannot read tile 4"):
+                train_loader(torn, **resident)
+            assert len(torn.reads) == reads
+    train_loader(source, **resident)
+    assert len(source.reads) == count + 42
 
 
 def test_the_store_chosen():

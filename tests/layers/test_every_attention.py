@@ -29,6 +29,7 @@ VARIANTS = {
     "cbsa-legacy_pool": {"legacy_pool": True},
     "cbsa-sdpa": {"impl": "sdpa"},
     "cbsa-head_dim": {"head_dim": 10},
+    "cbsa-extended": {"iterations": 2, "rep_norm": "rms", "broadcast": "per_token", "dwconv": 3},
     "mssa-exact": {"contraction": "exact"},
     "mssa-tied": {"tied": True},
     "linear-relu": {"kernel": "relu"},

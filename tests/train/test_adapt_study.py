@@ -49,7 +49,7 @@ def test_it_stops_in_time_goes_on_and_reports(study, vit, tmp_path):
     out, work = tmp_path / "out", tmp_path / "work"
     settings = [*SETTINGS, "epochs=3"]
     with pytest.MonkeyPatch.context() as patch:  # each run is begun, and asked to stop at once
-        patch.setattr(study, "_AGAIN", 0.01)
+        patch.setattr("cbsa.studies.clock._AGAIN", 0.01)
         patch.setattr(study.Clock, "is_over", False)
         assert study.study(vit, out, work, seconds=1e-6, settings=settings, lines=lines) == []
     for line in lines:

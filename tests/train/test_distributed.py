@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import distributed, multiprocessing, nn
 
-from cbsa.train.sync_batch_norm import SyncBatchNorm2d, synchronise_batch_norm
+from cbsa.parallel.sync_batch_norm import SyncBatchNorm2d, synchronise_batch_norm
+from cbsa.train.config import RuntimeConfig
+from cbsa.train.distributed import join_world
 from tests.compare import assert_close
 from tests.train.runs import assert_same_bits, finish, last_state, losses, start, torchrun
 
@@ -39,8 +41,8 @@ def summary(folder):
 
 @pytest.mark.parametrize(
     "settings",
-    [(), ("accumulate=2", "ema=0.9"), ("runtime.parallel=fsdp", "ema=0.9")],
-    ids=["ddp", "ddp accumulating", "fsdp"],
+    [(), ("accumulate=2", "ema=0.9"), ("runtime.parallel=fsdp", "ema=0.9"), ("runtime.context=2",)],
+    ids=["ddp", "ddp accumulating", "fsdp", "context"],
 )
 def test_losses_are_those_of_one_process(runs, settings):
     common = tuple(s for s in settings if not s.startswith("runtime."))
@@ -92,6 +94,14 @@ def test_a_signal_to_one_rank_saves_and_stops_all(tmp_path):
     assert code != 0
     assert "stopped by signal 15" in output
     assert last_state(folder)["progress"]["step"] == max(losses(folder))
+
+
+def test_images_cannot_be_shared_by_more_processes_than_there_are():
+    with (
+        pytest.raises(ValueError, match=r"runtime\.context=2 .* where there are 1; start a multiple"),
+        join_world(RuntimeConfig(device="cpu", context=2)),
+    ):
+        pass
 
 
 # --- batch statistics over processes -------------------------------------------------------------------

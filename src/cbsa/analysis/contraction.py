@@ -14,7 +14,7 @@ from cbsa.analysis.probing import probing, to_blocks
 from cbsa.layers import CBSA
 from cbsa.models import Transformer
 from cbsa.ops.precision import no_autocast
-from cbsa.ops.reference import contract, per_head
+from cbsa.ops.reference import per_head
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def representatives(
         w, initial, a = extraction(layer, *args)
         with no_autocast(w.device):
             r = initial + per_head(layer.step_rep, w.dtype) * (a @ w)  # (B, H, m, p)
-            c = contract(r, layer.contraction, layer.head_dim**-0.5, layer.eps)
+            c = layer.contract(r)
         taken.setdefault(index, []).append((r, c))
 
     with probing(model) as stack:

@@ -66,7 +66,9 @@ def extraction_factors(
 
 
 def extraction(layer: CBSA, x: Tensor, grid: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens w (B, H, N, p), initial representatives Q (B, H, m, p) and A (B, H, m, N) in a layer.
+    """Tokens w (B, H, N, p), representatives Q (B, H, m, p) and their A (B, H, m, N) in a layer.
+
+    Q are the initial ones, or those that enter the last of several extractions.
 
     In the accumulation dtype of the tokens, whatever autocast says.
 
@@ -82,7 +84,7 @@ def extraction(layer: CBSA, x: Tensor, grid: tuple[int, ...]) -> tuple[Tensor, T
 def extraction_of(layer: CBSA, w: Tensor, grid: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """As :func:`extraction`, from the projected tokens w (B, H, N, p)."""
     with no_autocast(w.device):
-        reps = layer.initial_representatives(w, grid, None).to(w.dtype)
+        reps = layer.last_representatives(w, grid)
         return w, reps, extraction_weights(w, reps, layer.head_dim**-0.5)
 
 

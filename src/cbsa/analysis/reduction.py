@@ -16,7 +16,7 @@ from cbsa.layers import CBSA
 from cbsa.models import Transformer
 from cbsa.objective import coding_rate
 from cbsa.ops.precision import no_autocast, solve_dtype
-from cbsa.ops.reference import contract, per_head
+from cbsa.ops.reference import per_head
 
 COUNTERPARTS = ("operator", "step")
 
@@ -138,9 +138,9 @@ def reduced_coding_rates(
         with no_autocast(w.device):
             step = layer.step_out if kappa is None else torch.full_like(layer.step_out, kappa)
             r = reps + per_head(layer.step_rep, w.dtype) * (a @ w)  # (B, H, m, p)
-            c = contract(r, layer.contraction, layer.head_dim**-0.5, layer.eps)  # (B, H, m, p)
+            c = layer.contract(r)  # (B, H, m, p)
             step = per_head(step, w.dtype)
-            out = step * (a.mT @ c)  # (B, H, N, p)
+            out = step * (layer.broadcast_weights(w, reps) @ c)  # (B, H, N, p)
             after = (out, c) if counterpart == "operator" else (w + out, r + step * c)
         points = (w, after[0], r, after[1])
         taken.setdefault(index, []).append(torch.stack([coding_rate(x, eps) for x in points]))

@@ -79,6 +79,10 @@ class Config:
                             seen.add(form)
                             yield form
 
+    def why_not(self, form: Form, rows: Sequence[Row]) -> str | None:
+        """Why a form is not run, if it is not, with the rows measured so far."""
+        return None
+
     def compare(self, rows: Sequence[Row]) -> None:
         """Enter into rows what they are beside others."""
         _compare(rows)
@@ -157,7 +161,9 @@ def run(
     for form in config.forms():
         if is_missing(results, form):
             say(f"{form.name}, {form.img_size} px, {form.mode}, batch {form.batch}")
-            results.put(measure_form(form, config.device, config.seconds))
+            reason = config.why_not(form, results.rows)
+            row = not_run(form, reason) if reason else measure_form(form, config.device, config.seconds)
+            results.put(row)
             config.compare(results.rows)
             results.save(path)
         advance()
@@ -168,6 +174,11 @@ def is_missing(results: Results, form: Form) -> bool:
     """Whether a row is to be measured: it is not there, or was not run."""
     found = results.find(row_key(form))
     return found is None or found["status"] == NOT_RUN
+
+
+def not_run(form: Form, reason: str) -> Row:
+    """The row of a form that is not run."""
+    return {**row_key(form), "status": NOT_RUN, "reason": reason, "errors": []}
 
 
 def measure_form(form: Form, device: torch.device, seconds: float) -> Row:

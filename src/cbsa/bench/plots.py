@@ -91,7 +91,7 @@ def plot_operators(results: Results) -> Figure:
 def plot_models(results: Results) -> dict[str, Figure]:
     """Images/s against the resolution on logarithmic axes, a row of panels per size; by kind of batch.
 
-    Of adapted models the memory too.
+    Of adapted models and of large images the memory too.
     """
     rows = done(results.rows)
     kinds = {
@@ -100,7 +100,7 @@ def plot_models(results: Results) -> dict[str, Figure]:
     }
     figures = {name: _plot_forms(results, chosen) for name, chosen in kinds.items() if chosen}
     held = [row | {"gb": row["peak_bytes"] / 1e9} for row in kinds["large"] if row["peak_bytes"] is not None]
-    if held and results.kind == "adapt":
+    if held and results.kind in ("adapt", "scale"):
         figures["memory"] = _plot_forms(results, held, "gb", "peak memory in GB")
     return figures
 

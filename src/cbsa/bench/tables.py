@@ -132,8 +132,14 @@ def _model_grids(results: Results) -> list[Grid]:
         title = f"{mode}: {size} {rest}, {classes} classes, {precision}, {how[compilation]}"
         cells = [(r["model"], str(r["img_size"]), str(r["batch"]), *_model_cells(r, field)) for r in rows]
         notes = _notes(rows, lambda r: f"{r['model']} at {r['img_size']} px, batch {r['batch']}")
-        found.append(Grid(title, columns, cells, notes))
+        found.append(Grid(title, columns, cells, notes + _growth(rows)))
     return found
+
+
+def _growth(rows: Sequence[Row]) -> tuple[str, ...]:
+    """How the time of each model grows with its tokens, where that was fitted."""
+    fitted = {r["model"]: r["exponent"] for r in rows if r.get("exponent") is not None}
+    return tuple(f"{name}: time grows as tokens to the power of {e:.2f}" for name, e in fitted.items())
 
 
 def _model_cells(row: Row, field: str) -> list[str]:

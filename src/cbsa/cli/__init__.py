@@ -8,10 +8,13 @@ from cbsa.cli import (
     adapt,
     analyses,
     bench,
+    everything,
     reproduce,
     segment,
     segmentation_cost,
     segmentation_noise,
+    study,
+    study_tables,
     train,
     vit_adapt,
     weights,
@@ -31,6 +34,8 @@ analyses.register(reproduce.app)
 segmentation_cost.register(reproduce.app)
 segmentation_noise.register(reproduce.app)
 vit_adapt.register(reproduce.app)
+study_tables.register(reproduce.app)
+everything.register(reproduce.app)
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(bench.app, name="bench")
 app.add_typer(segment.app, name="segment")
@@ -40,6 +45,7 @@ app.command()(train.train)
 app.command()(train.finetune)
 app.command("eval")(train.evaluate)
 app.command()(adapt.adapt)
+app.command()(study.study)
 app.command()(train.plot)
 app.command()(models)
 app.command()(weights.export)

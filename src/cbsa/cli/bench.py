@@ -190,6 +190,43 @@ def adapt(
     _measure_forms(config, "Adapted ViTs", out, jobs, fresh, plots)
 
 
+@app.command("scale")
+def scale(
+    out: Out = DEFAULT_OUT,
+    device: Device = "auto",
+    names: Annotated[
+        str, typer.Option("--models", help="Names or patterns, separated by commas; CBT-S and ViT-S.")
+    ] = "",
+    sizes: ImageSizes = "",
+    modes: ModelModes = "",
+    precision: Precision = "bf16",
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile the blocks.")] = True,
+    longest: Annotated[
+        float, typer.Option(help="Seconds a call may take; what would take longer is not run.")
+    ] = 20.0,
+    seconds: Seconds = 0.5,
+    fresh: Fresh = False,
+    plots: Plots = True,
+) -> None:
+    """Time one image of 512 to 16,384 pixels, a million tokens, and fit how time grows with the tokens."""
+    with good_errors():
+        from cbsa.bench import models as bench
+        from cbsa.bench import scale as large
+        from cbsa.bench.model_forms import MODES
+
+        config = large.Config(
+            bench.choose_models(split(names)) or large.MODELS,
+            choose_device(device),
+            _integers("--sizes", sizes) or large.RESOLUTIONS,
+            tuple(split(modes) or MODES),
+            precision=precision,
+            compilation="blocks" if compiled else "none",
+            seconds=positive(seconds),
+            longest=longest,
+        )
+    _measure_forms(config, "Scale", out, 0, fresh, plots)
+
+
 @app.command("plot")
 def plot(
     results: Annotated[Path, typer.Argument(help="ops.json, models.json, … of cbsa bench.")],

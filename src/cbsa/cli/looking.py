@@ -61,7 +61,7 @@ class Looking:
         """Print tables and what to know about them."""
         self.stop()
         for grid in grids:
-            self.console.print(_table(grid))
+            self.console.print(narrow_table(grid))
         for note in filter(None, notes):
             self.console.print(note, highlight=False, markup=False)
 
@@ -130,7 +130,7 @@ def _train_digits(name: str, console: Console) -> None:
     run_to_end(digits.settings(member), digits.folder(member), console)
 
 
-def _table(grid: "Grid") -> Table:
+def narrow_table(grid: "Grid") -> Table:
     """A table whose headings break into lines where the terminal is narrow; the paper's numbers stand out."""
     table = Table(
         title=escape(grid.title),

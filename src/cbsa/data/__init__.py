@@ -11,6 +11,7 @@ from cbsa.data.corrupt import CorruptLog, TooManyCorruptImages
 from cbsa.data.label_sets import LabelSet
 from cbsa.data.mask_batches import mask_eval_loader, mask_train_loader
 from cbsa.data.mask_config import MASK_DATASETS, MaskAugmentConfig, MaskDataConfig
+from cbsa.data.resident import keep_decoded
 from cbsa.data.seeding import derive_seed, seeded
 from cbsa.data.segmentation import SegmentationLoader, segmentation_loader
 from cbsa.data.segmentation_source import SegmentationSource, open_segmentation
@@ -39,6 +40,7 @@ __all__ = [
     "build_eval_loader",
     "build_train_loader",
     "derive_seed",
+    "keep_decoded",
     "mask_eval_loader",
     "mask_train_loader",
     "normalise",

@@ -1,5 +1,7 @@
 """Loaders from a configuration."""
 
+from dataclasses import replace
+
 import torch
 
 from cbsa.data.batch import EvalLoader, TrainLoader
@@ -55,7 +57,13 @@ def build_train_loader(
         transform = EvalTransform(config, keep_fitting=augment.crop != "none")
         decoder = BatchDecoder(source, transform, _shape(config))
         decoded = HostEvalLoader(decoder, _DECODED_AT_ONCE, config.workers, device, corrupt)
-        return ResidentTrainLoader(decoded, order, augment, progress)
+        key = (
+            replace(config, workers=0, store="auto", max_corrupt=0),
+            augment.crop != "none",
+            len(source),
+            device,
+        )
+        return ResidentTrainLoader(decoded, order, augment, progress, key)
     decoder = BatchDecoder(
         source, TrainTransform(config, augment), _shape(config), tries=config.max_corrupt + 1, seed=seed
     )

@@ -5,7 +5,8 @@ For small images, decoding and augmenting on the CPU is what limits training on 
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -18,6 +19,22 @@ from cbsa.data.order import EpochOrder
 from cbsa.data.seeding import generator
 
 Progress = Callable[[int, int], None]  # images done, images in all
+Decoded = tuple[Tensor, Tensor, Tensor]  # images (n, C, S, S), targets (n,), which could be read (n,)
+_kept: dict[Hashable, Decoded] | None = None  # inside keep_decoded()
+
+
+@contextmanager
+def keep_decoded() -> Iterator[None]:
+    """Inside, the training images that one run has decoded are there for the next one, if it has the same.
+
+    The last set of images is kept, if all of them could be read: others are to be reported by every run.
+    """
+    global _kept
+    before, _kept = _kept, {}
+    try:
+        yield
+    finally:
+        _kept = before
 
 
 class ResidentLoader(TrainLoader):
@@ -65,13 +82,19 @@ class ResidentTrainLoader(ResidentLoader):
         order: which images make which batch.
         augment: crop and flip.
         progress: called while the images are decoded.
+        key: what the decoded images depend on, for :func:`keep_decoded`.
     """
 
     def __init__(
-        self, decoded: EvalLoader, order: EpochOrder, augment: AugmentConfig, progress: Progress | None = None
+        self,
+        decoded: EvalLoader,
+        order: EpochOrder,
+        augment: AugmentConfig,
+        progress: Progress | None = None,
+        key: Hashable = None,
     ) -> None:
         self._augment = augment
-        self._images, self._targets, readable = _decode(decoded, order.length, progress)
+        self._images, self._targets, readable = _decode_once(decoded, order.length, progress, key)
         super().__init__(order, readable, self._images.device)
 
     def _draw(self, draw: torch.Generator) -> Tensor:
@@ -121,7 +144,19 @@ class ResidentEvalLoader(EvalLoader):
         return iter(self._batches)
 
 
-def _decode(decoded: EvalLoader, count: int, progress: Progress | None) -> tuple[Tensor, Tensor, Tensor]:
+def _decode_once(decoded: EvalLoader, count: int, progress: Progress | None, key: Hashable) -> Decoded:
+    """As :func:`_decode`, or what :func:`keep_decoded` has kept."""
+    if _kept is not None and key is not None and key in _kept:
+        return _kept[key]
+    if _kept is not None:
+        _kept.clear()  # before the memory is needed
+    found = _decode(decoded, count, progress)
+    if _kept is not None and key is not None and bool(found[2].all()):
+        _kept[key] = found
+    return found
+
+
+def _decode(decoded: EvalLoader, count: int, progress: Progress | None) -> Decoded:
     """Return all images (n, C, S, S), targets (n,) on their device and, on the CPU, which are readable."""
     images = targets = torch.empty(0)
     readable = torch.zeros(count, dtype=torch.bool)

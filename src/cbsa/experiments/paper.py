@@ -23,6 +23,18 @@ PAIRWISE_SIMILARITIES: dict[str, float] = {
     "agent_small_patch16_224": 1.0,
 }
 
+# Table fair_comp: top-1 accuracy on ImageNet-1k at 224 px, and pairwise similarities in millions.
+FAIR: dict[str, tuple[float, float]] = {
+    "CBSA-T": (63.2, 0.53),
+    "TSSA-T": (61.2, 0.45),
+    "MSSA-T": (64.7, 1.4),
+    "Agent-T": (63.8, 0.52),
+    "CBSA-S": (71.4, 1.1),
+    "TSSA-S": (68.5, 0.91),
+    "MSSA-S": (72.1, 2.8),
+    "Agent-S": (71.8, 1.0),
+}
+
 # Table wall-clock: images/s (training, inference) at 512×512 px on CIFAR-10. The paper names neither the GPU,
 # nor the batch, nor the precision.
 THROUGHPUT: dict[str, tuple[float, float]] = {

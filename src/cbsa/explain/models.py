@@ -74,6 +74,11 @@ def open_subject(name: str, weights: str | None = None, labels: Sequence[str] = 
             f"{name} is a {type(trained.model).__name__}, which the probes cannot look into: "
             "take a model of the CBT, CRATE, ToST (tost_…, not tost_cab_…), Agent or ViT families"
         )
+    if trained.model.num_prefix_tokens != 1:
+        raise ValueError(
+            f"{name} has {trained.model.num_prefix_tokens - 1} registers, for which the page has no place: "
+            "take a model without reg_tokens"
+        )
     classes = tuple(labels) or _stored_classes(trained)
     if classes and len(classes) != trained.model.num_classes:
         raise ValueError(

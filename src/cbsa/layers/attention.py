@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cbsa._checks import check_floating, check_grid, check_int, check_mask
+from cbsa.layers.depthwise import DepthwiseConv
 
 
 class Attention(nn.Module, ABC):
@@ -27,6 +28,9 @@ class Attention(nn.Module, ABC):
         tied: project back with the transposed bases U_k themselves, as the derivation has it, instead of
             with a matrix of its own (the paper's over-parameterisation).
         num_prefix_tokens: tokens before the patches (CLS, registers): ``grid`` lays out the others.
+        dwconv: side of the filters of a depth-wise convolution of the projected tokens (of the values, where
+            there are some), which is added to what attention makes of them; 0 for none.
+        rank: rank of the grid that it runs over.
     """
 
     def __init__(
@@ -39,6 +43,8 @@ class Attention(nn.Module, ABC):
         bias: bool = False,
         tied: bool = False,
         num_prefix_tokens: int = 1,
+        dwconv: int = 0,
+        rank: int = 2,
     ) -> None:
         super().__init__()
         self.dim = check_int("dim", dim)
@@ -51,6 +57,10 @@ class Attention(nn.Module, ABC):
         inner = num_heads * self.head_dim
         self.proj = nn.Linear(dim, streams * inner, bias=bias)
         self.to_out = None if tied else nn.Linear(inner, dim)
+        local = (
+            DepthwiseConv(inner, dwconv, rank=rank, num_prefix_tokens=num_prefix_tokens) if dwconv else None
+        )
+        self.local = local
 
     @property
     def tied(self) -> bool:
@@ -71,6 +81,12 @@ class Attention(nn.Module, ABC):
             raise ValueError(
                 f"{argument} must have shape (B, N, {self.dim}) with N >= 1, got {tuple(x.shape)}"
             )
+
+    def lay_out(
+        self, x: Tensor, grid: int | Sequence[int] | None, mask: Tensor | None
+    ) -> tuple[int, ...] | None:
+        """Check the layout of the patches of x (B, N, dim), and return what :meth:`attend` is told of it."""
+        return None if grid is None else check_grid(grid, x.shape[1] - self.num_prefix_tokens)
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Tokens x (B, N, dim) within each head, (B, H, N, p) for each stream."""
@@ -94,12 +110,17 @@ class Attention(nn.Module, ABC):
     ) -> Tensor:
         """Mix tokens x (B, N, dim); see the class."""
         self.check_tokens("x", x)
-        sizes = None if grid is None else check_grid(grid, x.shape[1] - self.num_prefix_tokens)
+        sizes = self.lay_out(x, grid, mask)
         check_mask(mask, x.shape[0], x.shape[1], x.device)
         padding = None if mask is None else ~mask.unsqueeze(-1)  # (B, N, 1)
         if padding is not None:
             x = x.masked_fill(padding, 0)
-        out = self.project_back(self.attend(self.project(x), sizes, mask), bias)
+        streams = self.project(x)
+        heads = self.attend(streams, sizes, mask)
+        if self.local is not None:
+            nearby = self.local(streams[-1].transpose(1, 2).flatten(2), sizes)  # (B, N, H p)
+            heads = heads + nearby.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+        out = self.project_back(heads, bias)
         return out if padding is None else out.masked_fill(padding, 0)
 
     def reset_parameters(self) -> None:

@@ -29,6 +29,7 @@ class MSSA(Attention):
         tied: project back with the bases themselves, times one learnable step (as DEPICT's decoder does).
         num_prefix_tokens: tokens before the patches, which ``grid`` does not lay out.
         eps: quantisation precision ε, for ``contraction="exact"``.
+        dwconv: side of a depth-wise convolution beside it, on images; see :class:`cbsa.layers.Attention`.
     """
 
     def __init__(
@@ -41,8 +42,11 @@ class MSSA(Attention):
         tied: bool = False,
         num_prefix_tokens: int = 1,
         eps: float = 0.1,
+        dwconv: int = 0,
     ) -> None:
-        super().__init__(dim, num_heads, head_dim=head_dim, tied=tied, num_prefix_tokens=num_prefix_tokens)
+        super().__init__(
+            dim, num_heads, head_dim=head_dim, tied=tied, num_prefix_tokens=num_prefix_tokens, dwconv=dwconv
+        )
         self.contraction = check_choice("contraction", contraction, ("softmax", "exact"))
         self.eps = check_positive_number("eps", eps)
         self.step_out = nn.Parameter(torch.empty(1)) if tied else None
@@ -85,6 +89,8 @@ class MSSA(Attention):
     def _check_query(self, x: Tensor, query: Tensor) -> None:
         if self.contraction != "softmax":
             raise ValueError(f"query= needs contraction='softmax', but it is {self.contraction!r}")
+        if self.local is not None:
+            raise ValueError("query= has no grid for a convolution to run over: use dwconv=0")
         self.check_tokens("x", x)
         self.check_tokens("query", query)
         if x.shape[0] != query.shape[0]:

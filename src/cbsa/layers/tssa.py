@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from cbsa.layers.attention import Attention
-from cbsa.ops.precision import accumulation_dtype, no_autocast
+from cbsa.ops.token_statistics import token_statistics
 
 
 class TSSA(Attention):
@@ -48,14 +47,4 @@ class TSSA(Attention):
     def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
         """Scale channels within each head."""
         (w,) = streams
-        dtype, w = w.dtype, w.to(accumulation_dtype(w.dtype))
-        if mask is not None:
-            w = w.masked_fill(~mask[:, None, :, None], 0)
-        energy = F.normalize(w, dim=-2).square().sum(-1)  # (B, H, N)
-        membership = (energy * self.temp).softmax(1)  # Π, (B, H, N)
-        if mask is not None:
-            membership = membership.masked_fill(~mask[:, None, :], 0)
-        share = membership / (membership.sum(-1, keepdim=True) + 1e-8)  # Π̂
-        with no_autocast(w.device):
-            moments = share.unsqueeze(-2) @ w.square()  # (B, H, 1, p)
-        return (-(w * membership.unsqueeze(-1)) / (1 + moments)).to(dtype)
+        return token_statistics(w, self.temp, mask)

@@ -1,5 +1,6 @@
 """What a model costs: multiply-accumulates and pairwise similarities, in closed form and counted."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +82,8 @@ def layer_similarities(layer: Attention, n: int) -> int:
     """Similarities that one attention layer computes for n tokens; see :func:`pairwise_similarities`."""
     if isinstance(layer, CBSA):
         m = layer.num_representatives
-        return layer.num_heads * (m * n + (m * (m + 1) // 2 if layer.contraction != "none" else 0))
+        among = m * (m + 1) // 2 if layer.contraction != "none" else 0
+        return layer.num_heads * (layer.iterations * m * n + among)
     if isinstance(layer, (MSSA, MHSA)):
         return layer.num_heads * n * n
     return layer.num_heads * n * layer.head_dim
@@ -90,7 +92,8 @@ def layer_similarities(layer: Attention, n: int) -> int:
 def attention_macs(layer: Attention, tokens: Tokens) -> int:
     """Multiply-accumulates of one attention layer, its projections included."""
     inner = layer.num_heads * layer.head_dim
-    return tokens.count * layer.dim * inner * (layer.streams + 1) + _mixing(layer, inner, tokens)
+    nearby = 0 if layer.local is None else math.prod(tokens.grid) * layer.local.kernel_size**2 * inner
+    return tokens.count * layer.dim * inner * (layer.streams + 1) + _mixing(layer, inner, tokens) + nearby
 
 
 def _stem(model: Transformer, img_size: int) -> int:
@@ -139,7 +142,8 @@ def _mixing(layer: Attention, inner: int, tokens: Tokens) -> int:
         (h, w), (rows, columns) = tokens.grid, layer.representatives
         by_products = tokens.pooling and bool(h % rows or w % columns)  # windows that divide need none
         pooling = h * w * columns * inner + h * rows * columns * inner if by_products else 0
-        return 3 * n * m * inner + (2 * m * m * inner if layer.contraction == "softmax" else 0) + pooling
+        passes = (1 + 2 * layer.iterations) * n * m * inner
+        return passes + (2 * m * m * inner if layer.contraction == "softmax" else 0) + pooling
     if isinstance(layer, (MSSA, MHSA)):
         return 2 * n * n * inner
     if isinstance(layer, TSSA):

@@ -12,13 +12,14 @@ from torch.utils.checkpoint import checkpoint
 from cbsa._checks import check_choice, check_images, check_int, check_sizes
 from cbsa._tracing import is_exporting
 from cbsa.layers import ATTENTIONS, CBSA, ISTA, MLP, Attention, ConvStem, LayerNorm, LinearStem
+from cbsa.layers.tiles import embed_in_tiles, tile_rows
 from cbsa.ops import resample_tokens
 from cbsa.ops.availability import kernels_serve_compiled
 
 STEMS: dict[str, type[ConvStem] | type[LinearStem]] = {"conv": ConvStem, "linear": LinearStem}
 FEED_FORWARDS = ("ista", "mlp")
 POOLS = ("token", "avg", "")
-INITIALISATIONS = ("reference", "unit_steps")
+INITIALISATIONS = ("reference", "unit_steps", "small_embeddings")
 
 AttentionSpec = str | type[Attention]
 
@@ -56,11 +57,16 @@ class Block(nn.Module):
 class TokenSequence(nn.Module):
     """CLS before the patches of a map, and their positions added; a module so that it can be compiled."""
 
-    def forward(self, maps: Tensor, cls_token: Tensor, positions: Tensor) -> Tensor:
-        """Tokens (B, 1 + h·w, dim) of maps (B, dim, h, w), in their dtype."""
+    def forward(
+        self, maps: Tensor, cls_token: Tensor, positions: Tensor, registers: Tensor | None = None
+    ) -> Tensor:
+        """Tokens (B, 1 + r + h·w, dim) of maps (B, dim, h, w), in their dtype; r registers follow CLS."""
         cls = cls_token.to(maps.dtype).expand(maps.shape[0], -1, -1)
         x = torch.cat([cls, maps.flatten(2).transpose(1, 2)], dim=1)
-        return x + positions.to(maps.dtype)
+        x = x + positions.to(maps.dtype)
+        if registers is None:
+            return x
+        return torch.cat([x[:, :1], registers.to(x.dtype).expand(x.shape[0], -1, -1), x[:, 1:]], dim=1)
 
 
 class Transformer(
@@ -93,9 +99,13 @@ class Transformer(
         stem: ``"conv"`` or ``"linear"``.
         weight_init: ``"reference"`` draws everything as the authors' code does: CLS and positions standard
             normal, step sizes standard normal. ``"unit_steps"`` sets the step sizes to 1 and draws CLS and
-            positions with standard deviation 0.02.
+            positions with standard deviation 0.02; ``"small_embeddings"`` does the latter alone.
+        reg_tokens: number of registers: learned tokens after CLS, without position, which the classifier does
+            not see (Darcet et al., 2024); not in the paper's models.
         device, dtype: where and in what dtype to create the parameters.
     """
+
+    stem_bytes = 4 << 30  # activations of the stem's widest stage in inference; above, it runs in tiles
 
     def __init__(
         self,
@@ -114,6 +124,7 @@ class Transformer(
         feed_forward: str = "ista",
         stem: str = "conv",
         weight_init: str = "reference",
+        reg_tokens: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -123,7 +134,7 @@ class Transformer(
         self.embed_dim = self.num_features = self.head_hidden_size = check_int("embed_dim", embed_dim)
         self.patch_size = check_int("patch_size", patch_size)
         self.weight_init = check_choice("weight_init", weight_init, INITIALISATIONS)
-        self.num_prefix_tokens = 1
+        self.num_prefix_tokens = 1 + check_int("reg_tokens", reg_tokens, at_least=0)
         self.grad_checkpointing = False
         self.img_size, self.grid = self._sizes(img_size)
         self.feed_forward = check_choice("feed_forward", feed_forward, FEED_FORWARDS)
@@ -139,6 +150,7 @@ class Transformer(
             self.sequence = TokenSequence()
             self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim))
             self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.grid[0] * self.grid[1], embed_dim))
+            self.reg_token = nn.Parameter(torch.empty(1, reg_tokens, embed_dim)) if reg_tokens else None
             self.blocks = nn.ModuleList(
                 Block(
                     embed_dim,
@@ -169,6 +181,8 @@ class Transformer(
         std = 1.0 if self.weight_init == "reference" else 0.02
         nn.init.normal_(self.cls_token, std=std)
         nn.init.normal_(self.pos_embed, std=std)
+        if self.reg_token is not None:
+            nn.init.normal_(self.reg_token, std=std)
         if self.weight_init == "unit_steps":
             for name, parameter in self.named_parameters():
                 if name.endswith((".step_rep", ".step_out")):
@@ -179,13 +193,13 @@ class Transformer(
     def no_weight_decay(self) -> set[str]:
         """Parameters that recipes with selective decay leave alone."""
         steps = {n for n, _ in self.named_parameters() if n.endswith((".step_rep", ".step_out", ".temp"))}
-        return {"pos_embed", "cls_token"} | steps
+        return {"pos_embed", "cls_token"} | steps | ({"reg_token"} if self.reg_token is not None else set())
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns that order parameters by depth, for layer-wise learning rates."""
         blocks = r"^blocks\.(\d+)"
         return {
-            "stem": r"^cls_token|pos_embed|patch_embed",
+            "stem": r"^cls_token|pos_embed|reg_token|patch_embed",
             "blocks": blocks if coarse else [(blocks, None), (r"^norm", (99999,))],
         }
 
@@ -274,12 +288,28 @@ class Transformer(
             raise ValueError(
                 f"images of {height}×{width} px are smaller than a patch of {self.patch_size} px"
             )
-        maps = self.patch_embed(images)  # (B, dim, h, w)
+        maps = self._maps(images)  # (B, dim, h, w)
         grid = (maps.shape[2], maps.shape[3])
+        return self._sequence(maps, grid), grid
+
+    def _maps(self, images: Tensor) -> Tensor:
+        """Map of patches (B, dim, h, w); in inference in tiles, where the stem would take too much memory."""
+        stem = self.patch_embed
+        inference = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
+        if inference and isinstance(stem, ConvStem) and not is_exporting():
+            rows = tile_rows(stem, images, self.stem_bytes)
+            if rows * self.patch_size < images.shape[2]:
+                return embed_in_tiles(stem, images, rows)
+        maps: Tensor = stem(images)
+        return maps
+
+    def _sequence(self, maps: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Tokens, prefix first, of a map of patches (B, dim, h, w) on a grid."""
         # Without a residual around ISTA nothing sums up over the depth: tokens stay in autocast's dtype.
         if self.feed_forward != "ista":
             maps = maps.to(self.pos_embed.dtype)
-        return self.sequence(maps, self.cls_token, self._positions(grid)), grid
+        tokens: Tensor = self.sequence(maps, self.cls_token, self._positions(grid), self.reg_token)
+        return tokens
 
     def _run(self, block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
         recompute = self.grad_checkpointing and torch.is_grad_enabled()
@@ -303,8 +333,12 @@ class Transformer(
         if self.global_pool == "token":
             x = x[:, 0]
         elif self.global_pool == "avg":
-            x = x[:, self.num_prefix_tokens :].mean(1)
+            x = self._mean_of_patches(x)
         return x if pre_logits else self.head(x)
+
+    def _mean_of_patches(self, x: Tensor) -> Tensor:
+        """Mean (B, dim) of the patches among tokens x (B, N, dim)."""
+        return x[:, self.num_prefix_tokens :].mean(1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, num_classes) of images (B, C, height, width)."""
@@ -348,9 +382,13 @@ class Transformer(
         prefix = [f[:, : self.num_prefix_tokens] for f in features]
         patches = [f[:, self.num_prefix_tokens :] for f in features]
         if output_fmt == "NCHW":
-            patches = [f.transpose(1, 2).unflatten(-1, grid).contiguous() for f in patches]
+            patches = [self._to_map(f, grid) for f in patches]
         result: list[Any] = list(zip(patches, prefix, strict=True)) if return_prefix_tokens else patches
         return result if intermediates_only else (self.norm(tokens), result)
+
+    def _to_map(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Map (B, dim, h, w) of patches (B, h·w, dim) on a grid."""
+        return patches.transpose(1, 2).reshape(patches.shape[0], -1, *grid).contiguous()
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -382,4 +420,6 @@ def _build(
     pools = getattr(factory, "func", factory)
     if isinstance(pools, type) and issubclass(pools, CBSA):
         kwargs = pooling | kwargs
+    elif pooling["num_prefix_tokens"] != 1:
+        kwargs = {"num_prefix_tokens": pooling["num_prefix_tokens"]} | kwargs
     return factory(dim, num_heads, **kwargs)

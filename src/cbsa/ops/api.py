@@ -94,10 +94,7 @@ def contract_broadcast(
     eps = check_positive_number("eps", eps)
     scale = w.shape[-1] ** -0.5 if scale is None else check_number("scale", scale)
 
-    if w.dtype != torch.float64 and (dtype := autocast_dtype(w.device)) is not None:
-        w, reps = w.to(dtype), reps.to(dtype)
-    elif w.dtype != reps.dtype:
-        raise TypeError(f"w and reps must have one dtype, got {w.dtype} and {reps.dtype}")
+    w, reps = in_one_dtype(w, reps)
     transformed = is_transformed(w, reps, step_rep, step_out)
     if impl in ("sdpa", "triton") and transformed:
         raise ValueError(
@@ -181,6 +178,15 @@ def choose_pytorch(w: Tensor, reps: Tensor) -> str:
     batch, heads, n, _ = w.shape
     size = batch * heads * n * reps.shape[-2] * w.element_size()
     return "reference" if size <= limit else "sdpa"
+
+
+def in_one_dtype(w: Tensor, reps: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens and representatives in autocast's dtype, under it; otherwise they must have one."""
+    if w.dtype != torch.float64 and (dtype := autocast_dtype(w.device)) is not None:
+        return w.to(dtype), reps.to(dtype)
+    if w.dtype != reps.dtype:
+        raise TypeError(f"w and reps must have one dtype, got {w.dtype} and {reps.dtype}")
+    return w, reps
 
 
 def check_tensors(w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, tokens: str = "w") -> None:

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from cbsa._checks import check_choice, check_floating, check_mask
 from cbsa.ops.precision import accumulation_dtype
+from cbsa.ops.sums import HERE, TokenSums
 
 KERNELS: dict[str, Callable[[Tensor], Tensor]] = {"elu": lambda x: F.elu(x) + 1, "relu": F.relu}
 
@@ -37,13 +38,20 @@ def linear_attention(
                 f"v has {tuple(v.shape)}"
             )
     check_mask(mask, v.shape[0], v.shape[2], v.device)
+    return mix(q, k, v, mask, kernel)
+
+
+def mix(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: str, sums: TokenSums = HERE) -> Tensor:
+    """:func:`linear_attention` of tokens that may be spread over processes."""
     phi = KERNELS[kernel]
     # The factor cancels; it keeps sums over many tokens inside the range of float16.
-    q, k = phi(q), phi(k) * k.shape[-2] ** -0.5
+    q, k = phi(q), phi(k) * sums.count(k.shape[-2]) ** -0.5
     if mask is not None:
         k = k.masked_fill(~mask[:, None, :, None], 0)
-    wide = accumulation_dtype(v.dtype)
-    numerator = (q @ (k.mT @ v)).to(wide)  # (B, H, N, d)
-    denominator = (q @ k.sum(-2).unsqueeze(-1)).to(wide)  # (B, H, N, 1)
+    wide, mine = accumulation_dtype(v.dtype), sums.counted(k)
+    state = torch.cat([mine.mT @ sums.counted(v), mine.sum(-2).unsqueeze(-1)], -1)  # (B, H, d, d + 1)
+    state = sums.total(state)
+    numerator = (q @ state[..., :-1]).to(wide)  # (B, H, N, d)
+    denominator = (q @ state[..., -1:]).to(wide)  # (B, H, N, 1)
     seen = denominator >= torch.finfo(v.dtype).tiny
     return torch.where(seen, numerator / denominator.where(seen, 1), 0).to(v.dtype)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,12 +65,12 @@ def pool_tokens(
         if mask is None and not is_exporting() and all(n % o == 0 for n, o in zip(sizes, bins, strict=True)):
             return _average_of_equal_windows(x, sizes, bins)
         if mask is None:
-            alive = [torch.ones(1, n, dtype=torch.bool, device=x.device) for n in sizes]
-            sums, counts = _window_sums(x, alive, bins), _window_sizes(sizes, bins, x.device)
+            axes = [Axis.whole(n, x.device) for n in sizes]
+            sums, counts = window_sums(x, axes, bins), window_sizes(sizes, bins, x.device)
         else:
-            alive = _alive_slices(mask.reshape(batch, *sizes))
-            sums = _window_sums(x.masked_fill(~mask.unsqueeze(-1), 0), alive, bins)
-            counts = _window_sums(mask.to(torch.float32).unsqueeze(-1), alive, bins).clamp_min(1)
+            axes = [Axis.of_slices(alive) for alive in alive_slices(mask.reshape(batch, *sizes))]
+            sums = window_sums(x.masked_fill(~mask.unsqueeze(-1), 0), axes, bins)
+            counts = window_sums(mask.to(torch.float32).unsqueeze(-1), axes, bins).clamp_min(1)
         return (sums / counts).to(x.dtype)
 
 
@@ -111,7 +112,32 @@ def _average_of_equal_windows(x: Tensor, grid: Sequence[int], bins: Sequence[int
     return average.reshape(x.shape[0], math.prod(bins), x.shape[2]).to(x.dtype)
 
 
-def _window_sizes(grid: Sequence[int], bins: Sequence[int], device: torch.device) -> Tensor:
+class Axis(NamedTuple):
+    """An axis of the grid, or the part of one that lies here: which slices count, and for which windows.
+
+    Attributes:
+        alive: (B or 1, n) boolean, which of the n slices here hold a real token.
+        before: (B or 1, 1), how many such slices of the axis lie before these.
+        total: (B or 1, 1), how many the whole axis has: they are what the windows divide.
+    """
+
+    alive: Tensor
+    before: Tensor
+    total: Tensor
+
+    @classmethod
+    def whole(cls, n: int, device: torch.device) -> "Axis":
+        """All n slices of an axis without padding."""
+        return cls.of_slices(torch.ones(1, n, dtype=torch.bool, device=device))
+
+    @classmethod
+    def of_slices(cls, alive: Tensor) -> "Axis":
+        """All slices of an axis."""
+        total = alive.sum(-1, keepdim=True)
+        return cls(alive, torch.zeros_like(total), total)
+
+
+def window_sizes(grid: Sequence[int], bins: Sequence[int], device: torch.device) -> Tensor:
     """How many tokens each window holds, (m, 1)."""
     sizes = torch.ones(1, dtype=torch.int64, device=device)
     for n, windows in zip(grid, bins, strict=True):
@@ -121,48 +147,49 @@ def _window_sizes(grid: Sequence[int], bins: Sequence[int], device: torch.device
     return sizes.unsqueeze(-1)
 
 
-def _alive_slices(real: Tensor) -> list[Tensor]:
+def alive_slices(real: Tensor) -> list[Tensor]:
     """For each axis of ``real`` (B, *grid), which of its slices hold a real token, (B, n)."""
     axes = range(1, real.dim())
     return [real.movedim(axis, 1).flatten(2).any(-1) if real.dim() > 2 else real for axis in axes]
 
 
-def _window_sums(x: Tensor, alive: Sequence[Tensor], bins: Sequence[int]) -> Tensor:
+def window_sums(x: Tensor, axes: Sequence[Axis], bins: Sequence[int]) -> Tensor:
     """Sum x (B, N, C) over the windows, one axis at a time, the fastest-running axis first."""
     batch, _, channels = x.shape
-    grid = [slices.shape[-1] for slices in alive]
-    for axis in reversed(range(len(grid))):
-        leading, trailing = math.prod(grid[:axis]), math.prod(bins[axis + 1 :]) * channels
-        rows = x.reshape(batch, leading, grid[axis], trailing)
-        sums = _sums_by_product if bins[axis] <= _MATRIX_WINDOWS else _sums_by_prefix
-        x = sums(rows, alive[axis], bins[axis])  # (B, leading, windows, trailing)
+    grid = [axis.alive.shape[-1] for axis in axes]
+    for i in reversed(range(len(grid))):
+        leading, trailing = math.prod(grid[:i]), math.prod(bins[i + 1 :]) * channels
+        rows = x.reshape(batch, leading, grid[i], trailing)
+        sums = _sums_by_product if bins[i] <= _MATRIX_WINDOWS else _sums_by_prefix
+        x = sums(rows, axes[i], bins[i])  # (B, leading, windows, trailing)
     return x.reshape(batch, math.prod(bins), channels)
 
 
-def _sums_by_product(rows: Tensor, alive: Tensor, windows: int) -> Tensor:
+def _sums_by_product(rows: Tensor, axis: Axis, windows: int) -> Tensor:
     """Window sums of rows (B, L, n, T) by a 0/1 matrix, which is exact in every dtype.
 
     The product stays in the dtype of the rows, accumulating in float32, except in float16, where sums of many
     tokens leave the range; what comes out is float32 or wider.
     """
-    rank, count = (alive.cumsum(-1) - 1).unsqueeze(-2), alive.sum(-1)[:, None, None]  # (B, 1, n), (B, 1, 1)
+    rank = (axis.before + axis.alive.cumsum(-1) - 1).unsqueeze(-2)  # (B, 1, n)
+    count = axis.total.unsqueeze(-1)  # (B, 1, 1)
     i = torch.arange(windows, device=rows.device).unsqueeze(-1)
     # ⌊i·count/windows⌋ ≤ rank < ⌈(i+1)·count/windows⌉, without a division
     inside = ((rank + 1) * windows > i * count) & (rank * windows < (i + 1) * count)
-    member = (inside & alive.unsqueeze(-2)).unsqueeze(1)  # (B or 1, 1, windows, n)
+    member = (inside & axis.alive.unsqueeze(-2)).unsqueeze(1)  # (B or 1, 1, windows, n)
     rows = rows.float() if rows.dtype == torch.float16 else rows
     return (member.to(rows.dtype) @ rows).to(accumulation_dtype(rows.dtype))
 
 
-def _sums_by_prefix(rows: Tensor, alive: Tensor, windows: int) -> Tensor:
+def _sums_by_prefix(rows: Tensor, axis: Axis, windows: int) -> Tensor:
     """Window sums of rows (B, L, n, T) as differences of prefix sums, in float64 where the device has it."""
     wide = solve_dtype(rows.device)
     rows, dtype = rows.to(wide), accumulation_dtype(rows.dtype)
     prefix = torch.cat([torch.zeros_like(rows[:, :, :1]), rows.cumsum(2)], dim=2)
-    ranks, count = alive.cumsum(-1), alive.sum(-1, keepdim=True)  # (B, n), (B, 1)
+    ranks = axis.alive.cumsum(-1)  # (B, n)
     i = torch.arange(windows, device=rows.device)
-    first = i * count // windows  # (B, windows)
-    last = ((i + 1) * count + windows - 1) // windows
+    first = i * axis.total // windows - axis.before  # (B, windows), counted from the first slice here
+    last = ((i + 1) * axis.total + windows - 1) // windows - axis.before
     # Position of the slice of each rank: dead slices add nothing, wherever they are counted.
     start, stop = (torch.searchsorted(ranks, edge, right=True) for edge in (first, last))
     element = torch.arange(rows.shape[0], device=rows.device)[:, None, None]

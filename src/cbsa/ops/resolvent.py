@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from cbsa.ops.precision import no_autocast, solve_dtype
+from cbsa.ops.sums import TokenSums
 
 
 def resolvent(x: Tensor, c: float | Tensor) -> Tensor:
@@ -54,8 +55,24 @@ def resolvent_backward(grad: Tensor, x: Tensor, c: float) -> Tensor:
         return (v - c * (v @ (y.mT @ z) + y @ (v.mT @ z))).to(x.dtype)
 
 
+def resolvent_of_shards(x: Tensor, c: float | Tensor, sums: TokenSums) -> Tensor:
+    """:func:`resolvent` of tokens x (..., n, d) that are spread over processes: X (I_d + c·XᵀX)⁻¹.
+
+    Their second moment XᵀX (d×d) is all that they have to know of each other.
+    """
+    with no_autocast(x.device):
+        z = x.to(solve_dtype(x.device))
+        mine = sums.counted(z)
+        factor = _cholesky_of_shifted(sums.total(mine.mT @ mine), c)
+        return torch.cholesky_solve(z.mT, factor).mT.to(x.dtype)
+
+
 def cholesky_of_shifted_gram(x: Tensor, c: float | Tensor) -> Tensor:
     """Lower Cholesky factor of I + c·XXᵀ, NaN where rounding or bad input left nothing positive definite."""
-    gram = torch.eye(x.shape[-2], dtype=x.dtype, device=x.device) + c * (x @ x.mT)
-    factor, info = torch.linalg.cholesky_ex(gram)
+    return _cholesky_of_shifted(x @ x.mT, c)
+
+
+def _cholesky_of_shifted(gram: Tensor, c: float | Tensor) -> Tensor:
+    shifted = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device) + c * gram
+    factor, info = torch.linalg.cholesky_ex(shifted)
     return torch.where((info > 0)[..., None, None], torch.nan, factor)

@@ -4,7 +4,7 @@ Every product with the m×N matrix A is an attention, so nothing of that size is
 this file derives both directions. Saved for the backward: the inputs, D = Aw and the log-sum-exp of A's rows.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,23 +59,30 @@ def forward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (B, H, N, d), D = Av (B, H, m, d) and log-sum-exp of A's rows (B, H, m); k and v may be one."""
-    wide = accumulation_dtype(k.dtype)
     k, v, bias = _hide_both(k, v, mask)
     delta, lse = attention(reps, k, v, scale, bias)  # D, (B, H, m, d)
-    r = _extracted(reps, delta, step_rep)
-    c, _ = _contract(r, contraction, scale, eps)
+    c, _ = contract(extracted(reps, delta, step_rep), contraction, scale, eps)
+    out = broadcast(k, reps, c, lse, step_out, mask, scale)
+    return out, delta.to(k.dtype).contiguous(), lse.contiguous()
 
-    # Broadcast: (AᵀC)_n = Σ_r exp(s·k_n·Q_r − lse_r) C_r is an attention of the tokens over the
-    # representatives with bias −lse, times its own normaliser exp(lse'_n) ≤ m. What rounding the bias to
-    # k's dtype loses, a factor near 1 on the values gives back: safe from overflow in float16 too.
+
+def broadcast(
+    k: Tensor, reps: Tensor, c: Tensor, lse: Tensor, step_out: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    """κ·AᵀC (B, H, N, d) for tokens k (B, H, N, d), contractions c (B, H, m, d), lse of A's rows (B, H, m).
+
+    (AᵀC)_n = Σ_r exp(s·k_n·Q_r − lse_r) C_r is an attention of the tokens over the representatives with bias
+    −lse, times its own normaliser exp(lse'_n) ≤ m. What rounding the bias to k's dtype loses, a factor near 1
+    on the values gives back: safe from overflow in float16 too.
+    """
+    wide = accumulation_dtype(k.dtype)
     shift = lse.to(k.dtype)
     values = (c * (shift - lse).exp().unsqueeze(-1)).to(k.dtype)
     mixed, total = attention(k, reps, values, scale, -shift.unsqueeze(-2))
     gain = total.to(wide).exp().unsqueeze(-1) * per_head(step_out, wide)  # (B, H, N, 1)
     if mask is not None:
         gain = gain.masked_fill(~mask[:, None, :, None], 0)
-    out = torch.mul(mixed, gain, out=token_major(k))
-    return out, delta.to(k.dtype).contiguous(), lse.contiguous()
+    return torch.mul(mixed, gain, out=token_major(k))
 
 
 @_forward.register_fake
@@ -132,27 +139,80 @@ def backward(
 
     Those of k and v are for :func:`write_gradient`: as the kernels left them, padding included.
     """
-    wide = accumulation_dtype(k.dtype)
     k, v, bias = _hide_both(k, v, mask)
     grad, _ = hide_padding(grad, mask)
-    r = _extracted(reps, delta, step_rep)
-    c, lse_c = _contract(r, contraction, scale, eps)
-
     u, _ = attention(reps, k, grad, scale, bias)  # U = A G, (B, H, m, d)
-    grad_c = per_head(step_out, wide) * u
-    grad_r = _contract_backward(grad_c, r, c, lse_c, contraction, scale, eps)
-    grad_delta = (per_head(step_rep, wide) * grad_r).to(k.dtype)
+    few = backward_of_representatives(u, reps, step_rep, step_out, delta, scale, contraction, eps)
+    dq, dk, dv = backward_of_tokens(grad, k, v, reps, u, delta, lse, few, scale, bias)
+    grad_reps = (dq + few.r).to(k.dtype).contiguous()
+    return dk, dv, grad_reps, few.step_rep.to(step_rep.dtype), few.step_out.to(step_out.dtype)
 
-    # dS = A∘(κ C Gᵀ + dD vᵀ − δ) splits into the score gradients of two attentions over the same A: one
-    # with values G and output gradient κC, the other with values v and output gradient dD.
-    kappa_c = (per_head(step_out, wide) * c).to(k.dtype)
-    dq_g, dk_g, _ = attention_backward(kappa_c, reps, k, grad, u, lse, scale, bias)
-    dq_v, dk_v, dv_v = attention_backward(grad_delta, reps, k, v, delta, lse, scale, bias)
 
-    grad_reps = (dq_g.to(wide) + dq_v + grad_r).to(k.dtype).contiguous()
-    grad_step_rep = (grad_r * delta).sum((0, 2, 3)).to(step_rep.dtype)
-    grad_step_out = (u * c).sum((0, 2, 3)).to(step_out.dtype)
-    return dk_g.to(wide) + dk_v, dv_v, grad_reps, grad_step_rep, grad_step_out
+class FewGradients(NamedTuple):
+    """The backward of what happens among the m representatives, in float32 or wider.
+
+    Attributes:
+        r: dR (B, H, m, d).
+        delta: dD = η·dR.
+        kappa_c: κ·C.
+        step_rep: dη (H,).
+        step_out: dκ (H,).
+    """
+
+    r: Tensor
+    delta: Tensor
+    kappa_c: Tensor
+    step_rep: Tensor
+    step_out: Tensor
+
+
+def backward_of_representatives(
+    u: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    delta: Tensor,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> FewGradients:
+    """Gradients from U = A G (B, H, m, d) down to R, with D = A v (B, H, m, d) of the forward."""
+    wide = accumulation_dtype(reps.dtype)
+    r = extracted(reps, delta, step_rep)
+    c, lse = contract(r, contraction, scale, eps)
+    kappa = per_head(step_out, wide)
+    grad_r = _contract_backward(kappa * u, r, c, lse, contraction, scale, eps)
+    sums = (0, 2, 3)
+    return FewGradients(
+        grad_r,
+        per_head(step_rep, wide) * grad_r,
+        kappa * c,
+        (grad_r * delta).sum(sums),
+        (u * c).sum(sums),
+    )
+
+
+def backward_of_tokens(
+    grad: Tensor,
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    u: Tensor,
+    delta: Tensor,
+    lse: Tensor,
+    few: FewGradients,
+    scale: float,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the scores' queries (the representatives), of k and of v.
+
+    dS = A∘(κ C Gᵀ + dD vᵀ − δ) splits into the score gradients of two attentions over the same A: one with
+    values G and output gradient κC, the other with values v and output gradient dD.
+    """
+    wide = accumulation_dtype(k.dtype)
+    dq_g, dk_g, _ = attention_backward(few.kappa_c.to(k.dtype), reps, k, grad, u, lse, scale, bias)
+    dq_v, dk_v, dv_v = attention_backward(few.delta.to(k.dtype), reps, k, v, delta, lse, scale, bias)
+    return dq_g.to(wide) + dq_v, dk_g.to(wide) + dk_v, dv_v
 
 
 def write_gradient(tokens: Tensor, mask: Tensor | None, part: Tensor, other: Tensor | None = None) -> Tensor:
@@ -253,26 +313,28 @@ def _hide_both(k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tenso
     return hidden, hidden if v is k else hide_padding(v, mask)[0], bias
 
 
-def hide_padding(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def hide_padding(x: Tensor, mask: Tensor | None, elsewhere: bool = False) -> tuple[Tensor, Tensor | None]:
     """Zero the padding tokens of x (B, H, N, d), and return the bias (B, 1, 1, N) that shuts them out.
 
     The bias is finite, as whole blocks of a kernel may see padding alone, and so low that its exponential
-    is 0 beside any real token. An element that is all padding gets none: it averages zeros.
+    is 0 beside any real token. An element that is all padding gets none, and averages zeros, unless its real
+    tokens are ``elsewhere``.
     """
     if mask is None:
         return x, None
     bias = torch.zeros(mask.shape, dtype=x.dtype, device=x.device)
-    bias.masked_fill_(~mask & mask.any(-1, keepdim=True), max(torch.finfo(x.dtype).min, -1e30))
+    hidden = ~mask if elsewhere else ~mask & mask.any(-1, keepdim=True)
+    bias.masked_fill_(hidden, max(torch.finfo(x.dtype).min, -1e30))
     return x.masked_fill(~mask[:, None, :, None], 0), bias[:, None, None, :]
 
 
-def _extracted(reps: Tensor, delta: Tensor, step_rep: Tensor) -> Tensor:
+def extracted(reps: Tensor, delta: Tensor, step_rep: Tensor) -> Tensor:
     """R = Q + η·D in float32 or wider: the contraction costs little, and runs in that precision."""
     wide = accumulation_dtype(reps.dtype)
     return torch.addcmul(reps.to(wide), per_head(step_rep, wide), delta.to(wide))
 
 
-def _contract(r: Tensor, contraction: str, scale: float, eps: float) -> tuple[Tensor, Tensor | None]:
+def contract(r: Tensor, contraction: str, scale: float, eps: float) -> tuple[Tensor, Tensor | None]:
     """C of the contracted representatives, and the log-sum-exp where a softmax made it."""
     if contraction == "softmax":
         return attention(r, r, r, scale)

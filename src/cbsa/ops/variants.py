@@ -5,6 +5,7 @@ from torch import Tensor
 from cbsa._checks import check_floating, check_positive_number
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.ops.resolvent import resolvent
+from cbsa.ops.sums import HERE, TokenSums
 
 
 def linear_cbsa(w: Tensor, eps: float = 0.1) -> Tensor:
@@ -36,9 +37,13 @@ def channel_cbsa(w: Tensor, eps: float = 0.1) -> Tensor:
     Returns:
         (..., N, d).
     """
-    z = _check_tokens(w).to(accumulation_dtype(w.dtype))
-    square = check_positive_number("eps", eps) ** 2
-    moments = z.square().sum(-2, keepdim=True)  # (..., 1, d)
+    return scale_channels(_check_tokens(w), check_positive_number("eps", eps))
+
+
+def scale_channels(w: Tensor, eps: float, sums: TokenSums = HERE) -> Tensor:
+    """:func:`channel_cbsa` of tokens that may be spread over processes."""
+    z, square = w.to(accumulation_dtype(w.dtype)), eps**2
+    moments = sums.total(sums.counted(z).square().sum(-2, keepdim=True))  # (..., 1, d)
     return (z * (square / (square + moments))).to(w.dtype)
 
 

@@ -41,10 +41,14 @@ def config_of_run(folder: Path, which: str = "last") -> TrainConfig:
 
 
 def assess(config: TrainConfig, console: Console | None = None) -> Assessment:
-    """Evaluate the model and weights of a configuration on its evaluation split, also under ``torchrun``."""
+    """Evaluate the model and weights of a configuration on its evaluation split, also under ``torchrun``.
+
+    Each process has whole images, whether or not the run shared them.
+    """
     if config.model.weights is None and not config.model.kwargs.get("pretrained"):
         raise ValueError("there are no weights to evaluate: give model.weights=FILE_OR_FOLDER")
-    with join_world(config.runtime) as world, Display(console if world.is_main else None) as display:
+    runtime = replace(config.runtime, context=1)
+    with join_world(runtime) as world, Display(console if world.is_main else None) as display:
         task = Classification(config)
         source = task.open(train=False)
         corrupt = CorruptLog(config.data.max_corrupt, report=display.warn)

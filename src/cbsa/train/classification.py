@@ -125,8 +125,8 @@ class Classification(Task[Metrics]):
             accumulate=self.config.accumulate,
             seed=self.config.seed,
             device=world.device,
-            rank=world.rank,
-            world_size=world.size,
+            rank=world.data_rank,
+            world_size=world.data_size,
             corrupt=corrupt,
             progress=progress,
         )
@@ -138,10 +138,10 @@ class Classification(Task[Metrics]):
         return build_eval_loader(
             self.config.data,
             source,
-            batch_size=max(1, self.config.eval_batch_size // world.size),
+            batch_size=max(1, self.config.eval_batch_size // world.data_size),
             device=world.device,
-            rank=world.rank,
-            world_size=world.size,
+            rank=world.data_rank,
+            world_size=world.data_size,
             corrupt=corrupt,
             progress=progress,
         )

@@ -108,6 +108,8 @@ class RuntimeConfig:
             accumulation, no recomputation), ``"on"`` or ``"off"``.
         parallel: with several processes, ``"ddp"`` or ``"fsdp"`` (FSDP2: parameters, gradients and optimiser
             sharded).
+        context: processes that share each image, of which each has some rows (context parallelism, see
+            :func:`cbsa.parallel.context_parallel`); their number divides that of all processes.
         sync_batch_norm: batch statistics over all processes.
         deterministic: refuse operations whose result varies from run to run on a GPU.
     """
@@ -117,6 +119,7 @@ class RuntimeConfig:
     compile: bool = False
     cuda_graph: str = "auto"
     parallel: str = "ddp"
+    context: int = 1
     sync_batch_norm: bool = True
     deterministic: bool = False
 
@@ -124,6 +127,7 @@ class RuntimeConfig:
         check_choice("runtime.precision", self.precision, PRECISIONS)
         check_choice("runtime.cuda_graph", self.cuda_graph, SWITCHES)
         check_choice("runtime.parallel", self.parallel, PARALLELISMS)
+        check_int("runtime.context", self.context)
 
 
 @dataclass(frozen=True)

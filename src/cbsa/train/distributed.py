@@ -15,17 +15,36 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from cbsa.parallel import context_parallel
+from cbsa.parallel.sync_batch_norm import synchronise_batch_norm
 from cbsa.train.config import RuntimeConfig
-from cbsa.train.sync_batch_norm import synchronise_batch_norm
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all of a run."""
+    """This process among all of a run.
+
+    Attributes:
+        rank: its number.
+        size: number of processes.
+        device: where it computes.
+        context: how many processes, of successive numbers, share their images.
+    """
 
     rank: int
     size: int
     device: torch.device
+    context: int = 1
+
+    @property
+    def data_rank(self) -> int:
+        """Number of this process's share of the images."""
+        return self.rank // self.context
+
+    @property
+    def data_size(self) -> int:
+        """Into how many shares the images are divided."""
+        return self.size // self.context
 
     @property
     def is_main(self) -> bool:
@@ -37,6 +56,10 @@ class World:
         if self.size > 1:
             distributed.all_reduce(values)
         return values
+
+    def sum_over_data(self, values: Tensor) -> Tensor:
+        """Sum over all shares of the images, of which several processes may have the same."""
+        return self.sum(values if self.rank % self.context == 0 else values.zero_())
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process; over the CPU, so that a GPU is not waited for."""
@@ -85,6 +108,11 @@ def join_world(runtime: RuntimeConfig) -> Iterator[World]:
     """Join the other processes if ``torchrun`` started several, and leave them at the end."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     device = choose_device(runtime.device, int(os.environ.get("LOCAL_RANK", "0")))
+    if size % runtime.context:
+        raise ValueError(
+            f"runtime.context={runtime.context} processes cannot share images where there are {size}; start "
+            f"a multiple of it: torchrun --nproc-per-node={runtime.context} …"
+        )
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if size == 1:
@@ -94,7 +122,7 @@ def join_world(runtime: RuntimeConfig) -> Iterator[World]:
     if owned:
         _meet("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
-        yield World(distributed.get_rank(), distributed.get_world_size(), device)
+        yield World(distributed.get_rank(), distributed.get_world_size(), device, runtime.context)
     finally:
         if owned:
             distributed.destroy_process_group()
@@ -115,11 +143,16 @@ def _meet(backend: str) -> None:
 def parallelise(model: nn.Module, runtime: RuntimeConfig, world: World) -> nn.Module:
     """Prepare a model for several processes; with one, it is returned as it is.
 
-    DDP returns a wrapper. FSDP2 shards the parameters of each block in place; in half precision, parameters
-    are gathered in it and gradients reduced in float32.
+    If processes share images, the model takes its rows of them; gradients are means over all processes in
+    any case. DDP returns a wrapper. FSDP2 shards the parameters of each block in place; in half precision,
+    parameters are gathered in it and gradients reduced in float32.
     """
     if world.size == 1:
         return model
+    if world.context > 1:
+        shape, names = (world.data_size, world.context), ("data", "context")
+        grid = init_device_mesh(world.device.type, shape, mesh_dim_names=names)
+        model = context_parallel(model, grid, whole_images=True)
     if runtime.sync_batch_norm:
         model = synchronise_batch_norm(model, world.device)
     if runtime.parallel == "ddp":

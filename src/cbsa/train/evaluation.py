@@ -81,8 +81,8 @@ def evaluate(
             progress(done, len(batches))
     finally:
         model.train(training)
-    world.sum(sums)
-    world.sum(confusion)
+    world.sum_over_data(sums)
+    world.sum_over_data(confusion)
     loss, top1, top5, count = sums.tolist()
     if count == 0:
         raise ValueError("there is no image to evaluate on")

@@ -69,8 +69,8 @@ class Segmentation(Task[SegmentationMetrics]):
             accumulate=self.config.accumulate,
             seed=self.config.seed,
             device=world.device,
-            rank=world.rank,
-            world_size=world.size,
+            rank=world.data_rank,
+            world_size=world.data_size,
             corrupt=corrupt,
             progress=progress,
         )
@@ -83,8 +83,8 @@ class Segmentation(Task[SegmentationMetrics]):
             self.config.data,
             source,
             device=world.device,
-            rank=world.rank,
-            world_size=world.size,
+            rank=world.data_rank,
+            world_size=world.data_size,
             corrupt=corrupt,
             progress=progress,
         )
@@ -113,7 +113,7 @@ class Segmentation(Task[SegmentationMetrics]):
             num_classes=num_classes,
             precision=self.config.runtime.precision,
             world=world,
-            at_a_time=max(1, self.config.eval_batch_size // world.size),
+            at_a_time=max(1, self.config.eval_batch_size // world.data_size),
             progress=progress,
         )
 

@@ -1,0 +1,79 @@
+"""``cbsa bench scale``: one image from 512 to 16,384 pixels, and how time grows with its tokens."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cbsa._checks import check_positive_number
+from cbsa.bench import models
+from cbsa.bench.model_forms import Form
+from cbsa.bench.results import Row, done
+
+MODELS = ("cbt_small_patch16_224", "vit_small_patch16_224")
+RESOLUTIONS = (512, 1024, 2048, 4096, 8192, 16384)
+FEWEST_TOKENS = 4096  # from which on the growth is fitted: below, launches and weights weigh more than tokens
+
+
+@dataclass(frozen=True)
+class Config(models.Config):
+    """What is measured, and how long.
+
+    Attributes:
+        longest: seconds that a call may take, as far as the smaller images tell; longer ones are not run.
+    """
+
+    img_sizes: tuple[int, ...] = RESOLUTIONS
+    batches: tuple[int, ...] = (1,)
+    longest: float = 20.0
+    kind: ClassVar[str] = "scale"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive_number("longest", self.longest)
+
+    def why_not(self, form: Form, rows: Sequence[Row]) -> str | None:
+        """That a call would take too long, by the growth of the two largest images that were measured."""
+        smaller = sorted(
+            (r for r in _alike(models.row_key(form), done(rows)) if r["img_size"] < form.img_size),
+            key=lambda r: int(r["img_size"]),
+        )[-2:]
+        if not smaller:
+            return None
+        growth = max(1.0, exponent(smaller, fewest=0) or 1.0)
+        tokens = token_count(form.name, form.img_size) / token_count(form.name, smaller[-1]["img_size"])
+        seconds = 1e-3 * smaller[-1]["median_ms"] * tokens**growth
+        if seconds <= self.longest:
+            return None
+        return f"a call would take about {seconds:,.0f} s, above --longest {self.longest:g}"
+
+    def compare(self, rows: Sequence[Row]) -> None:
+        """Enter into rows what they are beside others, and how their model's time grows."""
+        super().compare(rows)
+        for row in rows:
+            row["tokens"] = token_count(row["model"], row["img_size"])
+            row["exponent"] = exponent(_alike(row, done(rows)))
+
+
+def token_count(name: str, img_size: int) -> int:
+    """Tokens of a square image, CLS included."""
+    return (img_size // models.patch_size(name)) ** 2 + 1
+
+
+def exponent(rows: Sequence[Row], fewest: int = FEWEST_TOKENS) -> float | None:
+    """The power of the number of tokens that fits the time best, over rows with ``fewest`` tokens or more."""
+    points = [
+        (math.log(tokens), math.log(row["median_ms"]))
+        for row in rows
+        if (tokens := token_count(row["model"], row["img_size"])) >= fewest
+    ]
+    if len({x for x, _ in points}) < 2:
+        return None
+    sizes, times = zip(*points, strict=True)
+    return statistics.linear_regression(sizes, times).slope
+
+
+def _alike(wanted: Row, rows: Sequence[Row]) -> list[Row]:
+    """Rows that differ in the size of the image alone."""
+    return [r for r in rows if all(r[k] == wanted[k] for k in models.KEY if k != "img_size")]

@@ -1,0 +1,146 @@
+"""What a model over several processes sends and stores: docs/scaling.md is made of these numbers."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from cbsa.layers import CBSA, MSSA, TSSA, Attention, ChannelCBSA, ConvStem, LinearAttention, LinearCBSA
+from cbsa.models.transformer import Block, Transformer
+from cbsa.ops.precision import accumulation_dtype
+from cbsa.parallel.shard import split
+
+
+class Sent(NamedTuple):
+    """Bytes that one process hands to collectives for a batch, in each direction."""
+
+    forward: int
+    backward: int
+
+
+def attention_bytes(layer: Attention, batch: int = 1, dtype: torch.dtype = torch.float32) -> Sent:
+    """What an attention layer sums over processes for a batch, whatever the number of tokens is.
+
+    Args:
+        layer: the layer; whether its tokens are spread already makes no difference.
+        batch: number of sequences.
+        dtype: of the tokens; what is summed is float32 or wider.
+    """
+    heads, d, number = batch * layer.num_heads, layer.head_dim, accumulation_dtype(dtype).itemsize
+    if isinstance(layer, CBSA):
+        m, pooled = layer.num_representatives, layer.initial_reps is None
+        forward = m * (d + 2) + m * d * pooled
+        backward = m * d + m * d * (pooled and not layer.stop_gradient)
+        return Sent(heads * forward * number, heads * backward * number)
+    if isinstance(layer, TSSA):
+        return Sent(*[heads * (2 * d + 1) * number] * 2)
+    if isinstance(layer, LinearAttention):
+        return Sent(*[heads * d * (d + 1) * number] * 2)
+    if isinstance(layer, ChannelCBSA):
+        return Sent(*[heads * d * number] * 2)
+    if isinstance(layer, LinearCBSA) or (isinstance(layer, MSSA) and layer.contraction == "exact"):
+        return Sent(*[heads * d * d * torch.float64.itemsize] * 2)
+    raise TypeError(f"tokens of {type(layer).__name__} cannot be spread over processes")
+
+
+def stem_bytes(stem: ConvStem, width: int, batch: int = 1, dtype: torch.dtype = torch.float32) -> Sent:
+    """What the stem of a process with neighbours exchanges in training, for images of ``width`` pixels.
+
+    One row of the input of each stage goes to the process below, and its gradient back, but for the image's;
+    BatchNorm sums C + 1 and C numbers forward and 2·C backward. Nothing depends on the number of rows.
+    """
+    forward = backward = 0
+    wide = accumulation_dtype(dtype).itemsize
+    for index, stage in enumerate(list(stem.proj)[::2]):
+        conv = stage[0]  # type: ignore[index]
+        row = batch * conv.in_channels * width * dtype.itemsize
+        forward += row + (2 * conv.out_channels + 1) * wide
+        backward += (row if index else 0) + 2 * conv.out_channels * wide
+        width = -(-width // 2)
+    return Sent(forward, backward)
+
+
+def blocks_bytes(model: Transformer, batch: int = 1, dtype: torch.dtype = torch.float32) -> Sent:
+    """What the attention of all blocks sums over processes."""
+    each = [attention_bytes(b.attn, batch, dtype) for b in model.blocks if isinstance(b, Block)]
+    return Sent(sum(sent.forward for sent in each), sum(sent.backward for sent in each))
+
+
+# --- beside others: what one device sends over the wire, per layer -------------------------------------
+
+
+def ring_all_reduce(payload: float, devices: int) -> float:
+    """Bytes that each device of a ring sends to sum a payload of so many bytes."""
+    return 2 * payload * (devices - 1) / devices
+
+
+def context_parallel_wire(layer: Attention, devices: int, dtype: torch.dtype = torch.bfloat16) -> float:
+    """Bytes that each device sends for one image in one layer, forward and backward."""
+    return ring_all_reduce(sum(attention_bytes(layer, 1, dtype)), devices)
+
+
+def ring_attention_wire(tokens: int, dim: int, devices: int, dtype: torch.dtype = torch.bfloat16) -> float:
+    """The same for softmax attention whose keys and values go around.
+
+    Forward, the keys and values of every other device's tokens pass; backward, they and their gradients.
+    """
+    return (2 + 4) * tokens * dim * dtype.itemsize * (devices - 1) / devices
+
+
+def tensor_parallel_wire(tokens: int, dim: int, devices: int, dtype: torch.dtype = torch.bfloat16) -> float:
+    """The same for a block whose heads and hidden channels are divided: two sums of all tokens each way."""
+    return 4 * ring_all_reduce(tokens * dim * dtype.itemsize, devices)
+
+
+# --- memory --------------------------------------------------------------------------------------------
+
+# Numbers that a block keeps for its backward, for each token and channel: input and output of the first norm,
+# w, output of the operator, input and output of the second norm, output of ISTA.
+_BLOCK = 7
+# Tensors that a stage of the stem keeps: what BatchNorm, GELU and the next convolution read; the last has
+# neither of the latter two.
+_STAGE = 3
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of activations on one device, for one image.
+
+    Attributes:
+        training: kept for the backward.
+        recomputing: the same if blocks are recomputed, with one of them under way.
+        inference: largest at any time, of what is alive in eager mode.
+    """
+
+    training: int
+    recomputing: int
+    inference: int
+
+
+def activation_memory(
+    model: Transformer, height: int, width: int, devices: int = 1, dtype: torch.dtype = torch.bfloat16
+) -> Memory:
+    """Activations of an image of height × width pixels, its rows of patches divided among the devices.
+
+    For models with a convolutional stem and ISTA. Nothing of size tokens × representatives is kept.
+    """
+    stem = model.patch_embed
+    if not isinstance(stem, ConvStem) or model.feed_forward != "ista":
+        raise ValueError("the memory of models with a convolutional stem and ISTA alone is known")
+    rows = split(-(-height // stem.patch_size), devices)[0]  # of patches, on a device that has most
+    columns = -(-width // stem.patch_size)
+    pixels = min(rows * stem.patch_size, height) * width
+    channels = [stage[0].out_channels for stage in list(stem.proj)[::2]]  # type: ignore[index]
+    sides = [stem.patch_size >> (i + 1) for i in range(len(channels))]  # of a patch, after each stage
+    patches = rows * columns
+    stages = [c * side * side * patches for c, side in zip(channels, sides, strict=True)]
+    tokens = patches * model.embed_dim
+    image = stem.in_chans * pixels
+    kept = image + _STAGE * sum(stages[:-1]) + stages[-1]
+    depth = len(model.blocks)
+    numbers = (
+        kept + depth * _BLOCK * tokens,
+        kept + (depth + _BLOCK) * tokens,
+        max(image + 2 * stages[0], 4 * tokens),
+    )
+    return Memory(*(n * dtype.itemsize for n in numbers))

@@ -1,0 +1,128 @@
+"""What a study keeps of its jobs: small files that can be committed, without weights."""
+
+import csv
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cbsa._files import write_text_atomically
+from cbsa.studies.manifest import Job
+from cbsa.train.config import TrainConfig
+from cbsa.train.fields import differences, from_dict, to_dict
+from cbsa.train.run_folder import FREE
+
+DONE, FAILED = "done", "failed"
+# Of a run's summary: all but the names of the classes, which no number here is about.
+_SUMMARY = (
+    *("recipe", "model", "top1", "top5", "loss", "evaluated_images", "best_top1", "best_epoch", "epochs"),
+    *("steps", "seconds", "images_per_second", "unreadable_images", "processes", "environment"),
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """The result of a job.
+
+    Attributes:
+        status: :data:`DONE` or :data:`FAILED`.
+        config: settings of the run.
+        result: accuracy and what else there is to say; empty if it failed.
+        reason: why it failed.
+        command: the command that does the same without a study.
+    """
+
+    status: str
+    config: TrainConfig
+    result: dict[str, Any]
+    reason: str
+    command: str
+
+
+class Records:
+    """The results of studies in a folder: ``STUDY/ENTRY/VARIANT.json``, and ``.csv`` with its epochs.
+
+    Args:
+        folder: the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, job: Job) -> Path:
+        """The file of a job's result."""
+        return self.folder / f"{job.name}.json"
+
+    def find(self, job: Job) -> Record | None:
+        """The result of a job, if there is one."""
+        path = self.path(job)
+        if not path.is_file():
+            return None
+        try:
+            content = json.loads(path.read_text())
+            return Record(
+                content["status"],
+                from_dict(TrainConfig, content["config"]),
+                content["result"],
+                content["reason"],
+                content["command"],
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} is not a result of a study ({error!r}): remove it to run anew"
+            ) from error
+
+    def expect(self, job: Job, config: TrainConfig) -> Record | None:
+        """The result of a job; an error if it is one of other settings than those given."""
+        record = self.find(job)
+        if record is None:
+            return None
+        given = from_dict(TrainConfig, to_dict(config))
+        changed = [name for name in differences(record.config, given) if not name.startswith(FREE)]
+        if changed:
+            raise ValueError(
+                f"{self.path(job)} is a result of other settings ({', '.join(changed)} differ): remove it to "
+                "run the job anew, or keep results apart with --out"
+            )
+        return record
+
+    def put(
+        self,
+        job: Job,
+        config: TrainConfig,
+        command: str,
+        run: Path,
+        *,
+        result: Mapping[str, Any] | None = None,
+        reason: str = "",
+    ) -> Record:
+        """Keep the result of a job, or why it failed, and the epochs of its run."""
+        status = FAILED if reason else DONE
+        content: dict[str, Any] = {"job": job.name, "label": job.entry.label, "status": status}
+        content |= {"reason": reason, "command": command, "result": dict(result or {})}
+        settings = to_dict(config)
+        settings["data"]["root"] = None  # where the data lies is not what the result depends on
+        content["config"] = settings
+        write_text_atomically(self.path(job), json.dumps(content, indent=2, allow_nan=False) + "\n")
+        if (run / "epochs.csv").is_file():
+            keep(run, self.path(job).parent, {"epochs.csv": f"{job.variant}.csv"})
+        return Record(status, from_dict(TrainConfig, settings), content["result"], reason, command)
+
+
+def result_of(summary: Mapping[str, Any], run: Path) -> dict[str, Any]:
+    """What is kept of a run: its summary without the names of its classes, and the most memory it held."""
+    result = {name: summary[name] for name in _SUMMARY} | {"num_classes": len(summary["classes"])}
+    with open(run / "epochs.csv", newline="") as file:
+        held = [float(row["memory_gib"]) for row in csv.DictReader(file) if row.get("memory_gib")]
+    return result | {"memory_gib": max(held) if held else None}
+
+
+def keep(folder: Path, to: Path, names: Mapping[str, str] | Sequence[str]) -> None:
+    """Copy files of a run that are there, under other names if a mapping says so."""
+    to.mkdir(parents=True, exist_ok=True)
+    named = names if isinstance(names, Mapping) else {name: name for name in names}
+    for name, new in named.items():
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, to / new)

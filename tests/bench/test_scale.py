@@ -1,0 +1,67 @@
+"""``cbsa bench scale``: growth with the tokens, and what would take too long, small on the CPU."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cbsa.bench import models, scale
+from cbsa.bench.model_forms import Form
+from cbsa.bench.results import load_results
+from cbsa.bench.tables import grids
+from cbsa.cli import app
+
+NAME = "cbt_small_patch16_224"
+
+
+def row(size, milliseconds, name=NAME):
+    form = Form(name, size, 1, "inference", "bf16", "blocks")
+    return {**models.row_key(form), "status": "done", "median_ms": milliseconds}
+
+
+@pytest.mark.parametrize("power", [1.0, 1.5, 2.0])
+def test_the_exponent_is_that_of_the_growth(power):
+    sizes = (512, 1024, 2048, 4096)
+    rows = [row(px, 1e-3 * scale.token_count(NAME, px) ** power) for px in sizes]
+    rows[0]["median_ms"] = 50.0  # 1,025 tokens: too few to count
+    assert scale.exponent(rows) == pytest.approx(power)
+    assert scale.exponent(rows[:2]) is None
+
+
+def test_a_million_tokens_are_the_last():
+    assert scale.token_count(NAME, scale.RESOLUTIONS[-1]) == 1_048_577
+    config = scale.Config(scale.MODELS, torch.device("cpu"))
+    assert {form.batch for form in config.forms()} == {1}
+
+
+def test_what_would_take_too_long_is_not_run():
+    """Four times the tokens took 16 times as long, 1.6 s: four times as many again would take 26 s."""
+    config = scale.Config(scale.MODELS, torch.device("cpu"), longest=20)
+    rows = [row(2048, 100.0), row(4096, 1600.0)]
+    following = Form(NAME, 8192, 1, "inference", "bf16", "blocks")
+    assert "a call would take about 26 s, above --longest 20" in config.why_not(following, rows)
+    assert config.why_not(following, [row(2048, 100.0), row(4096, 400.0)]) is None
+    assert config.why_not(following, []) is None
+    assert config.why_not(following, [row(4096, 1e9, "vit_small_patch16_224")]) is None
+    with pytest.raises(ValueError, match="longest must be above 0"):
+        scale.Config(scale.MODELS, torch.device("cpu"), longest=0)
+
+
+def test_the_command_measures_and_writes(tmp_path):
+    command = ["bench", "scale", "--out", str(tmp_path), "--device", "cpu", "--models", "cbt_tiny_patch4_32"]
+    options = ["--sizes", "32,256,320", "--modes", "inference", "--precision", "fp32", "--no-compile"]
+    outcome = CliRunner().invoke(app, [*command, *options, "--seconds", "0.001", "--no-plots"])
+    assert outcome.exit_code == 0, outcome.output
+    results = load_results(tmp_path / "scale.json")
+    assert [r["tokens"] for r in results.rows] == [65, 4097, 6401]
+    assert all(r["status"] == "done" for r in results.rows)
+    assert results.rows[0]["exponent"] == results.rows[1]["exponent"] > 0
+    assert any("time grows as tokens to the power of" in note for note in grids(results)[0].notes)
+    again = CliRunner().invoke(
+        app, [*command, *options, "--longest", "1e-9", "--seconds", "0.001", "--no-plots"]
+    )
+    assert again.exit_code == 0
+    assert (
+        json.loads((tmp_path / "scale.json").read_text())["rows"] == results.rows
+    )  # nothing is measured twice
