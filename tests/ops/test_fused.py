@@ -15,13 +15,6 @@ from cbsa.ops import fused
 from cbsa.ops.kernels import launch
 
 NAMES = ("dw", "dreps", "dstep_rep", "dstep_out")
-# The interpreter multiplies bfloat16 wrongly in some releases of Triton: it is tested on GPUs.
-CASES = [
-    pytest.param(device, dtype, id=f"{device}-{dtype}")
-    for device in KERNEL_DEVICES
-    for dtype in (torch.float32, torch.float16, torch.bfloat16)
-    if device == "cuda" or dtype != torch.bfloat16
-]
 # (B, H, N, m, d)
 FEW = [
     (2, 2, 33, 7, 10),  # odd everywhere
@@ -59,8 +52,22 @@ def make_inputs(batch, heads, n, m, d, device=KERNEL_DEVICES[0], dtype=torch.flo
     return [x.to(dtype) for x in (w, reps, *steps)]
 
 
+def kinds(shape):
+    """Where and in which dtypes to try a shape.
+
+    The interpreter multiplies bfloat16 wrongly in some releases of Triton, and float16 takes the same code as
+    float32 but for rounding: there it is for the smaller shapes.
+    """
+    halves = [torch.float16, torch.bfloat16] if KERNEL_DEVICES == ["cuda"] else [torch.float16]
+    dtypes = [torch.float32, *(halves if KERNEL_DEVICES == ["cuda"] or shape in FEW[:3] else [])]
+    return [(KERNEL_DEVICES[0], dtype) for dtype in dtypes]
+
+
 PROBLEMS = [
-    pytest.param(regime, shape, contraction, masked, id=f"{regime}-{shape}-{contraction}-{padding}")
+    pytest.param(
+        regime, shape, contraction, masked, device, dtype,
+        id=f"{regime}-{shape}-{contraction}-{padding}-{device}-{dtype}",
+    )
     for regime in REGIMES
     # many representatives are always split, and never put together on the way
     for shape in (FEW + MANY if regime == "split" else FEW)
@@ -70,11 +77,13 @@ PROBLEMS = [
         ("none", True, "padded"),
     ]
     if regime in ("whole", "split") or contraction == "softmax"
-]
+    for device, dtype in kinds(shape)
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("device", "dtype"), CASES)
-@pytest.mark.parametrize(("regime", "shape", "contraction", "masked"), PROBLEMS, indirect=["regime"])
+@pytest.mark.parametrize(
+    ("regime", "shape", "contraction", "masked", "device", "dtype"), PROBLEMS, indirect=["regime"]
+)
 def test_value_and_every_gradient_are_as_good_as_plain_pytorch(
     regime, shape, contraction, masked, device, dtype
 ):

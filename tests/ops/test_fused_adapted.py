@@ -64,27 +64,36 @@ def check_accuracy(fields, shape, masked, device, dtype, **options):
     )
 
 
-@pytest.mark.parametrize(("device", "dtype"), test_fused.CASES)
 @pytest.mark.parametrize(
-    ("regime", "shape", "contraction", "masked"),
+    ("regime", "shape", "contraction", "masked", "device", "dtype"),
     [
-        pytest.param(regime, shape, contraction, masked, id=f"{regime}-{shape}-{contraction}-{padding}")
+        pytest.param(
+            regime, shape, contraction, masked, device, dtype,
+            id=f"{regime}-{shape}-{contraction}-{padding}-{device}-{dtype}",
+        )
         for regime in test_fused.REGIMES
         for shape in (FEW + MANY if regime == "split" else FEW[:3])
         for contraction, masked, padding in [("softmax", True, "padded"), ("none", False, "whole")]
         if regime in ("whole", "split") or masked
+        for device, dtype in test_fused.kinds(shape)
     ],
     indirect=["regime"],
-)
+)  # fmt: skip
 def test_cbsa_star_and_every_gradient_are_as_good_as_plain_pytorch(
     regime, shape, contraction, masked, device, dtype
 ):
     check_accuracy(STAR, shape, masked, device, dtype, contraction=contraction)
 
 
-@pytest.mark.parametrize(("device", "dtype"), test_fused.CASES)
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("shape", FEW + MANY, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "device", "dtype"),
+    [
+        pytest.param(shape, device, dtype, id=f"{shape}-{device}-{dtype}")
+        for shape in FEW + MANY
+        for device, dtype in test_fused.kinds(shape)
+    ],
+)
 def test_agent_attention_and_every_gradient_are_as_good_as_plain_pytorch(shape, masked, device, dtype):
     check_accuracy(AGENT, shape, masked, device, dtype)
 
