@@ -288,15 +288,6 @@ def test_compiled_with_cuda_graphs(function, truth, plain, draw, names, shape):
             assert torch.equal(a, b), name
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(FIELDS, OPERATORS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_auto_takes_the_kernels_on_a_gpu(function, truth, plain, draw, names, dtype):
-    """In 16 bits: the same bits; in float32 PyTorch's own, as for ``contract_broadcast``."""
-    inputs = draw(2, 2, 40, 16, 16, device="cuda", dtype=dtype)
-    assert torch.equal(function(*inputs), function(*inputs, impl="auto")) == (dtype != torch.float32)
-
-
 @pytest.mark.parametrize(FIELDS, OPERATORS)
 def test_a_second_derivative_and_transforms_are_refused_by_name(function, truth, plain, draw, names):
     first, *rest = (x.requires_grad_() for x in draw(1, 2, 20, 16, 16, **where))

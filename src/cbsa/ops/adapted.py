@@ -9,8 +9,8 @@ from torch import Tensor
 from cbsa._checks import check_choice, check_floating, check_mask, check_number, check_positive_number
 from cbsa._tracing import is_exporting, is_transformed
 from cbsa.ops import adapted_sdpa, reference
-from cbsa.ops.api import CONTRACTIONS, IMPLEMENTATIONS, check_tensors, choose, choose_pytorch
-from cbsa.ops.availability import kernels_run_on, triton_is_missing
+from cbsa.ops.api import CONTRACTIONS, IMPLEMENTATIONS, check_tensors, choose_pytorch
+from cbsa.ops.availability import triton_is_missing
 from cbsa.ops.precision import autocast_dtype
 
 ADAPTED_IMPLEMENTATIONS = IMPLEMENTATIONS
@@ -50,8 +50,7 @@ def contract_broadcast_kv(
         contraction: ``"softmax"``, ``"exact"`` or ``"none"``; see :func:`cbsa.ops.contract_broadcast`.
         eps: quantisation precision ε, for ``contraction="exact"``.
         impl: ``"reference"`` (plain PyTorch), ``"sdpa"`` (fused attention kernels; nothing N×m in memory),
-            ``"triton"`` (kernels of our own for a GPU) or ``"auto"``; see
-            :func:`cbsa.ops.contract_broadcast`.
+            ``"triton"`` (kernels of our own for a GPU) or ``"auto"``: one of the first two, by size.
 
     Returns:
         (B, H, N, d) in the dtype of ``k`` (under autocast, in autocast's dtype).
@@ -70,7 +69,7 @@ def contract_broadcast_kv(
         "sdpa": adapted_sdpa.contract_broadcast_kv,
         "triton": _star_on_kernels,
     }
-    impl = _implementation(impl, lambda: choose(k, reps, scale, contraction), k, v, reps, eta, kappa)
+    impl = _implementation(impl, lambda: choose_pytorch(k, reps), k, v, reps, eta, kappa)
     return implementations[impl](k, v, reps, eta, kappa, mask, scale, contraction, eps)
 
 
@@ -104,7 +103,7 @@ def agent_attention(
         broadcast_scale: t, by default s.
         impl: ``"reference"`` (plain PyTorch), ``"sdpa"`` (PyTorch's fused attention, twice; nothing N×m in
             memory), ``"triton"`` (kernels of our own for a GPU: scales above 0, not float64) or ``"auto"``:
-            the kernels on a GPU in 16 bits where they can, else sdpa there; elsewhere by size.
+            sdpa on a GPU, elsewhere one of the first two by size.
 
     Returns:
         (B, H, N, d) in the dtype of ``q`` (under autocast, in autocast's dtype).
@@ -121,7 +120,7 @@ def agent_attention(
         "sdpa": adapted_sdpa.agent_attention,
         "triton": _agent_on_kernels,
     }
-    impl = _implementation(impl, lambda: _choose_for_agent(q, reps, scale, sharpness), q, k, v, reps)
+    impl = _implementation(impl, lambda: _choose_for_agent(q, reps), q, k, v, reps)
     out = implementations[impl](q, k, v, reps, mask, scale, sharpness)
     return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0)
 
@@ -151,13 +150,8 @@ def _agent_on_kernels(*arguments: Any) -> Tensor:
     return fused_agent.agent_attention(*arguments)
 
 
-def _choose_for_agent(q: Tensor, reps: Tensor, scale: float, sharpness: float) -> str:
+def _choose_for_agent(q: Tensor, reps: Tensor) -> str:
     """Pick the implementation of Agent attention for ``impl="auto"``."""
-    if kernels_run_on(q.device) and q.element_size() < 4:
-        from cbsa.ops import fused_agent
-
-        if fused_agent.why_not(q, scale, sharpness) is None:
-            return "triton"
     return "sdpa" if q.device.type == "cuda" else choose_pytorch(q, reps)
 
 
