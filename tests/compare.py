@@ -71,3 +71,17 @@ def assert_as_good_as(
     for name, a, b, s in zip(labels, ours.sqrt(), theirs.sqrt(), size.sqrt(), strict=True):
         error, allowed = (a / s).item(), 2 * max((b / s).item(), floor)
         assert error <= allowed, f"{name} in {dtype}: relative error {error:.3g} > {allowed:.3g}"
+
+
+def assert_written_and_repeatable(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], weight: Tensor
+) -> None:
+    """Output and gradients are finite where memory that nothing wrote is NaN, and the same bits again."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory
+    try:
+        first, second = (value_and_grads(function, inputs, weight) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert all(result.isfinite().all() for result in first)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

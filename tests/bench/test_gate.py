@@ -105,17 +105,19 @@ def test_softmax_attention_is_held_to_its_first_and_last_query():
     assert "output" in refusal(gate.check(lambda q, k, v: attend(q, k, v, attn_mask=window)))
 
 
-def test_models_are_held_to_float32_and_finite_gradients():
-    truth_logits = torch.randn(4, 10)
-    near, far = truth_logits * 1.01, truth_logits * 1.5
-    assert check_logits(near, truth_logits, near, torch.bfloat16).passed
-    assert not check_logits(far, truth_logits, near, torch.bfloat16).passed
-    assert not check_logits(far * torch.nan, truth_logits, near, torch.bfloat16).passed
-    assert not check_logits(near, truth_logits, near * torch.nan, torch.bfloat16).passed
-    model = torch.nn.Linear(2, 2)
-    assert not check_gradients(model.parameters()).passed
-    model(torch.ones(1, 2)).sum().backward()
-    assert check_gradients(model.parameters()).passed
-    model.bias.grad[0] = torch.inf
-    assert not check_gradients(model.parameters()).passed
+def test_models_are_held_to_float32_logits_and_gradients():
+    truth = torch.randn(4, 10)
+    near, far = truth * 1.01, truth * 1.5
+    assert check_logits(near, truth, near, torch.bfloat16).passed
+    assert not check_logits(far, truth, near, torch.bfloat16).passed
+    assert not check_logits(far * torch.nan, truth, near, torch.bfloat16).passed
+    assert not check_logits(near, truth, near * torch.nan, torch.bfloat16).passed
+    names = ("stem.weight", "blocks.0.attn.step", "blocks.1.attn.step", "head.bias")
+    truths, plain = (dict.fromkeys(names, (1 + off) * truth) for off in (0, 0.05))
+    assert check_gradients(plain, truths, plain, torch.bfloat16).passed
+    for name, told in zip(names, ("stem.weight", *["blocks.*.attn.step"] * 2, "head.bias"), strict=True):
+        for wrong in (far, near * torch.inf):
+            check = check_gradients({**plain, name: wrong}, truths, plain, torch.bfloat16)
+            assert (check.what, check.passed) == (f"gradient of {told}", False)
+        assert not check_gradients({**plain, name: None}, truths, plain, torch.bfloat16).passed
     assert str(Check("output", 0.5, 0.25)) == "output errs by 0.5, allowed 0.25"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cbsa.bench import model_forms, models
-from cbsa.bench.gate import Check
+from cbsa.bench.gate import Check, refusal
 from cbsa.bench.model_forms import Form, prepare
 from cbsa.bench.results import load_results
 from cbsa.experiments import paper, throughput
@@ -111,7 +111,27 @@ def test_forms_pass_their_own_gate_in_half_precision(mode, device):
     call, checks = prepare(form, torch.device(device))
     assert call().shape == (2, 5)
     assert all(check.passed for check in checks)
-    assert [check.what for check in checks] == ["output", "gradients"][: 1 + (mode == "training")]
+    assert [check.what.split()[0] for check in checks] == ["output", "gradient"][: 1 + (mode == "training")]
+
+
+def test_a_training_step_with_one_wrong_gradient_gets_no_speed(monkeypatch):
+    """A compiler, or a kernel it calls, that doubles the gradient of the step sizes in one block."""
+
+    def spoil(model, whole):
+        model.blocks[1].attn.step_rep.register_hook(lambda grad: 2 * grad)
+
+    monkeypatch.setattr(model_forms, "compile_model", spoil)
+    _, checks = prepare(Form("cbt_tiny_patch4_32", 32, 4, "training", "fp32", "blocks", 5), CPU)
+    assert checks[0].passed
+    assert "gradient of blocks.*.attn.step_rep errs by" in refusal(checks)
+
+
+def test_the_truth_of_the_gate_takes_no_kernels():
+    model = models.Config.form("cbt_tiny_patch4_32", 32, 1, "training", "fp32", "none", 5).create()
+    layer = model.blocks[0].attn
+    with model_forms.plain_operators(model):
+        assert layer.impl == "reference"
+    assert layer.impl == "auto"
 
 
 def test_the_papers_table(tmp_path):

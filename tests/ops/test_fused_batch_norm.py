@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.compare import KERNEL_DEVICES, assert_as_good_as, assert_close, value_and_grads
+from tests.compare import (
+    KERNEL_DEVICES,
+    assert_as_good_as,
+    assert_close,
+    assert_written_and_repeatable,
+    value_and_grads,
+)
 
 pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
 from cbsa.ops import fused_batch_norm
@@ -53,6 +59,12 @@ def test_statistics(device, centre):
     _, mean, var = fused_batch_norm.batch_norm_gelu(y, gamma, beta, EPS)
     assert_close(mean, y.double().mean((0, 2, 3)), 1e-6)
     assert_close(var, y.double().var((0, 2, 3), correction=0), 1e-5)
+
+
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
+def test_every_element_is_written_and_the_same_every_time(device):
+    inputs = draw(2, 20, 7, 11, device)
+    assert_written_and_repeatable(run, inputs, torch.randn_like(inputs[0]))
 
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)

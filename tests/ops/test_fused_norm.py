@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.compare import KERNEL_DEVICES, assert_as_good_as, assert_close, value_and_grads
+from tests.compare import (
+    KERNEL_DEVICES,
+    assert_as_good_as,
+    assert_close,
+    assert_written_and_repeatable,
+    value_and_grads,
+)
 
 pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
 from cbsa.ops import fused_norm
@@ -62,6 +68,13 @@ def test_inference_has_the_same_bits(function, device):
     inputs = draw(9, 48, device=device)
     with torch.no_grad():
         assert torch.equal(function(*inputs), function(*[x.requires_grad_() for x in inputs]).detach())
+
+
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
+@pytest.mark.parametrize("function", [of_sum, beside])
+def test_every_element_is_written_and_the_same_every_time(function, device):
+    inputs = draw(1, 131, 20, device=device)
+    assert_written_and_repeatable(function, inputs, torch.randn_like(inputs[0]))
 
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)

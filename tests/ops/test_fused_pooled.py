@@ -9,7 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cbsa.layers import CBSA
 from cbsa.ops import contract_broadcast, pool_tokens
-from tests.compare import KERNEL_DEVICES, KERNEL_DRAWS, assert_as_good_as, assert_close, value_and_grads
+from tests.compare import (
+    KERNEL_DEVICES,
+    KERNEL_DRAWS,
+    assert_as_good_as,
+    assert_close,
+    assert_written_and_repeatable,
+    value_and_grads,
+)
 
 pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
 from cbsa.ops import fused_pooled
@@ -73,6 +80,27 @@ def test_without_contraction(device):
     weight = torch.randn_like(inputs[0])
     wide = [x.double() for x in inputs]
     truth = value_and_grads(partial(plain, **layout), wide, weight.double())
+    results = value_and_grads(partial(fused, **layout), inputs, weight)
+    for name, a, b in zip(("output", *NAMES), results, truth, strict=True):
+        assert_close(a, b, 1e-5, name)
+
+
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
+@pytest.mark.parametrize("whole", [True, False])
+def test_every_element_is_written_and_the_same_every_time(whole, device, monkeypatch):
+    """Sizes fill no block."""
+    monkeypatch.setattr(launch, "is_whole", lambda w, m: whole)
+    inputs = draw(2, 1, 1 + 7 * 10, 20, device)
+    run = partial(fused, grid=(7, 10), size=(3, 5), first=1)
+    assert_written_and_repeatable(run, inputs, torch.randn_like(inputs[0]))
+
+
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
+def test_more_representatives_than_a_block_holds(device):
+    inputs = draw(1, 1, 1 + 10 * 11, 16, device)
+    layout = {"grid": (10, 11), "size": (9, 9), "first": 1}
+    weight = torch.randn_like(inputs[0])
+    truth = value_and_grads(partial(plain, **layout), [x.double() for x in inputs], weight.double())
     results = value_and_grads(partial(fused, **layout), inputs, weight)
     for name, a, b in zip(("output", *NAMES), results, truth, strict=True):
         assert_close(a, b, 1e-5, name)

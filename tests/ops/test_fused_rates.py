@@ -50,3 +50,16 @@ def test_dtypes_and_strides(device, dtype):
 @pytest.mark.parametrize("device", KERNEL_DEVICES)
 def test_no_images(device):
     assert head_coding_rates(torch.randn(0, 2, 5, 8, device=device), 0.1).shape == (0, 2, 2)
+
+
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
+def test_every_element_is_written_and_the_same_every_time(device):
+    """Sizes fill no block; there is no gradient."""
+    w = torch.randn(2, 3, 70, 20, device=device)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        first, second = (head_coding_rates(w, 0.1) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert first.isfinite().all()
+    assert torch.equal(first, second)

@@ -7,7 +7,13 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.compare import KERNEL_DEVICES, assert_as_good_as, assert_close, value_and_grads
+from tests.compare import (
+    KERNEL_DEVICES,
+    assert_as_good_as,
+    assert_close,
+    assert_written_and_repeatable,
+    value_and_grads,
+)
 
 pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
 from cbsa.ops import fused_stem
@@ -92,6 +98,13 @@ def test_gelu_and_its_slope_over_their_range(device):
         grad.zero_()[..., place] = 1
         sums = fused_stem._backward(grad, images, weight, one, zero, torch.float32)
         assert abs(sums[0, -1].item() - slopes[place].item()) < 1e-6
+
+
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
+def test_every_element_is_written_and_the_same_every_time(device):
+    images, *parameters = draw(2, 3, 21, 13, 20, device)
+    run = partial(in_training, images=images, dtype=torch.float32)
+    assert_written_and_repeatable(run, parameters, torch.randn(2, 20, 11, 7, device=device))
 
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)

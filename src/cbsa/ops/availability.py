@@ -8,8 +8,16 @@ from torch import Tensor
 
 from cbsa._tracing import is_exporting
 
-# The environment can forbid them, except where they are asked for by name.
-_KERNELS_ALLOWED = os.environ.get("CBSA_KERNELS", "1") != "0"
+
+def kernels_allowed() -> bool:
+    """Whether the environment allows them; ``impl="triton"`` asks for them by name and does not care."""
+    value = os.environ.get("CBSA_KERNELS", "1")
+    if value not in ("0", "1"):
+        raise ValueError(f"CBSA_KERNELS={value!r} in the environment: 0 forbids kernels, 1 allows them")
+    return value == "1"
+
+
+_KERNELS_ALLOWED = kernels_allowed()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
