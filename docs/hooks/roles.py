@@ -1,0 +1,33 @@
+"""Cross-references of docstrings: Sphinx's roles, which editors know, become links of the site."""
+
+import re
+from typing import Any
+
+import griffe
+
+ROLE = re.compile(r":(?:func|class|meth|mod|data|attr):`([\w.]+)`")
+
+
+class Roles(griffe.Extension):
+    """Turn ``:func:`name``` into code, which is a link where the site describes what it names."""
+
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+        """Rewrite the docstrings of a package, once all of its names are known."""
+        self._rewrite(pkg)
+
+    def _rewrite(self, thing: griffe.Object | griffe.Alias) -> None:
+        if isinstance(thing, griffe.Alias):
+            return
+        if thing.docstring is not None:
+            thing.docstring.value = ROLE.sub(lambda role: _link(thing, role[1]), thing.docstring.value)
+        for member in thing.members.values():
+            self._rewrite(member)
+
+
+def _link(where: griffe.Object, name: str) -> str:
+    """A reference by the full name of what a docstring calls ``name``; optional: it need not be on the site."""
+    try:
+        path = name if name.startswith("cbsa.") else where.resolve(name)
+    except griffe.NameResolutionError:
+        path = name
+    return f'<autoref identifier="{path}" optional><code>{name}</code></autoref>'
