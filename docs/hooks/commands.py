@@ -30,7 +30,8 @@ def _describe(name: str, command: Any) -> Iterator[str]:
     parameters = [p for p in command.params if not p.hidden and p.name != "help"]
     arguments = [p for p in parameters if p.param_type_name == "argument"]
     usage = " ".join([name, *(p.name.upper() if p.required else f"[{p.name.upper()}]" for p in arguments)])
-    yield f"\n## `{name}` {{ #{name.replace(' ', '-')} }}\n\n```\n{usage} [OPTIONS]\n```\n\n{command.help}\n\n"
+    yield f"\n## `{name}` {{ #{name.replace(' ', '-')} }}\n\n"
+    yield f"```\n{usage} [OPTIONS]\n```\n\n{command.help}\n\n"
     if parameters:
         yield "| | | default |\n|---|---|---|\n"
     for p in parameters:

@@ -18,7 +18,9 @@ def on_page_content(content: str, *, page: Any, **kwargs: Any) -> str:
         try:
             formula = convert(tex, display="block" if tag == "div" else "inline")
         except Exception as error:  # the converter raises what it happens to stumble over
-            raise PluginError(f"{page.file.src_uri}: cannot convert the formula {tex!r}: {error!r}") from error
+            raise PluginError(
+                f"{page.file.src_uri}: cannot convert the formula {tex!r}: {error!r}"
+            ) from error
         if unknown := re.search(r"<m[io]>(\\\w+|&)</m[io]>", formula):
             raise PluginError(f"{page.file.src_uri}: {unknown[1]} is unknown in the formula {tex!r}")
         return f'<{tag} class="formula">{formula}</{tag}>'

@@ -6,6 +6,7 @@ Pages are written to be read in the repository too, where ``../src/cbsa/train/en
 import os
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
     if source is None:  # made by another hook
         return markdown
     here, docs = Path(source).parent, Path(config.docs_dir)
+    titles = dict(_titles(config.nav))
 
     def rewrite(match: re.Match[str]) -> str:
         to = match["to"]
@@ -62,10 +64,21 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
                 files.append(File.generated(config, uri, abs_src_path=str(path)))
             elif name not in PAGES and not match["mark"]:
                 return _mention(match["text"], name, config.extra.get("source_url"))
+        text = titles.get(uri, match["text"]) if target.endswith(match["text"]) else match["text"]
         there = posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or ".")
-        return f"{match['mark']}[{match['text']}]({there}{'#' + anchor if anchor else ''})"
+        return f"{match['mark']}[{text}]({there}{'#' + anchor if anchor else ''})"
 
     return LINK.sub(rewrite, markdown)
+
+
+def _titles(nav: list[Any]) -> Iterator[tuple[str, str]]:
+    """Pages and what the navigation calls them; a link that is called by its file gets that name."""
+    for entry in nav:
+        for title, what in entry.items() if isinstance(entry, dict) else ():
+            if isinstance(what, str):
+                yield what, title
+            else:
+                yield from _titles(what)
 
 
 def _mention(text: str, name: str, source_url: str | None) -> str:

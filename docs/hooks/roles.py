@@ -1,4 +1,4 @@
-"""Cross-references of docstrings: Sphinx's roles, which editors know, become links of the site."""
+"""Docstrings are written for editors too, with Sphinx's marks: here they become what the site understands."""
 
 import re
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import griffe
 
 ROLE = re.compile(r":(?:func|class|meth|mod|data|attr):`([\w.]+)`")
+LITERAL = re.compile(r"::$", re.MULTILINE)  # before an indented block, which is one without it here
 
 
 class Roles(griffe.Extension):
@@ -19,13 +20,14 @@ class Roles(griffe.Extension):
         if isinstance(thing, griffe.Alias):
             return
         if thing.docstring is not None:
-            thing.docstring.value = ROLE.sub(lambda role: _link(thing, role[1]), thing.docstring.value)
+            text = LITERAL.sub(":", thing.docstring.value)
+            thing.docstring.value = ROLE.sub(lambda role: _link(thing, role[1]), text)
         for member in thing.members.values():
             self._rewrite(member)
 
 
 def _link(where: griffe.Object, name: str) -> str:
-    """A reference by the full name of what a docstring calls ``name``; optional: it need not be on the site."""
+    """A reference to what a docstring calls ``name``; optional, since it need not be on the site."""
     try:
         path = name if name.startswith("cbsa.") else where.resolve(name)
     except griffe.NameResolutionError:
