@@ -7,6 +7,8 @@ import griffe
 
 ROLE = re.compile(r":(?:func|class|meth|mod|data|attr):`([\w.]+)`")
 LITERAL = re.compile(r"::$", re.MULTILINE)  # before an indented block, which is one without it here
+# Names that lead to a function which has the name of its file.
+ELSEWHERE = {"cbsa.adapt": "cbsa.adaptation.adapt.adapt"}
 
 
 class Roles(griffe.Extension):
@@ -29,7 +31,7 @@ class Roles(griffe.Extension):
 def _link(where: griffe.Object, name: str) -> str:
     """A reference to what a docstring calls ``name``; optional, since it need not be on the site."""
     try:
-        path = name if name.startswith("cbsa.") else where.resolve(name)
+        path = ELSEWHERE.get(name, name) if name.startswith("cbsa.") else where.resolve(name)
     except griffe.NameResolutionError:
         path = name
     return f'<autoref identifier="{path}" optional><code>{name}</code></autoref>'
