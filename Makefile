@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu lint format types clean
+.PHONY: help demo test test-gpu lint format types docs docs-serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -47,5 +47,18 @@ format: $(VENV)/.installed-dev ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	@echo "Installing cbsa[docs] into $(VENV) (PyTorch is large: a few minutes the first time)"
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@ $(VENV)/.installed
+
+# Material announces its successor at every build: docs/dependencies.md says so once.
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.installed-docs ## build the documentation site into site/, to be opened from disk
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.installed-docs ## show the documentation site while you write it
+	$(BIN)/mkdocs serve
+
 clean: ## remove the environment, caches and outputs
-	rm -rf $(VENV) outputs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) outputs site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

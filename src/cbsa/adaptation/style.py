@@ -12,6 +12,7 @@ from cbsa.ops.linear import KERNELS, linear_attention
 from cbsa.ops.pooling import pool_heads
 
 STYLES = ("cbsa", "agent", "linear", "softmax")
+"""The styles of attention that :func:`cbsa.adapt` gives a ViT; ``"softmax"`` is its own."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ DATASETS = (
     "parquet",
     "webdataset",
 )
+"""The data sets of images with labels: what ``data.dataset`` may be."""
 CROPS = ("resized", "pad", "none")
 RESIZES = ("crop", "squash")
 INTERPOLATIONS = ("bilinear", "bicubic")

@@ -15,6 +15,7 @@ MASK_DATASETS = (
     "pets",
     "folder",
 )
+"""The data sets of images with masks: what ``data.dataset`` of a segmenter may be."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ ATTENTIONS: dict[str, Callable[..., Attention]] = {
     "mhsa": MHSA,
     "linear": LinearAttention,
 }
+"""The attention layers by the names that :func:`build_attention` and the models take."""
 
 
 def build_attention(name: str, dim: int, num_heads: int, **kwargs: Any) -> Attention:

@@ -89,6 +89,7 @@ def _entries() -> dict[str, tuple[dict[str, Any], str]]:
 
 
 MODELS = _entries()
+"""All registered models: name -> (arguments of the model, what it is)."""
 default_cfgs = generate_default_cfgs(
     {
         f"{name}.untrained": _default_cfg(arguments["img_size"], arguments.get("stem", "conv"))

@@ -102,7 +102,8 @@ class Transformer(
             positions with standard deviation 0.02; ``"small_embeddings"`` does the latter alone.
         reg_tokens: number of registers: learned tokens after CLS, without position, which the classifier does
             not see (Darcet et al., 2024); not in the paper's models.
-        device, dtype: where and in what dtype to create the parameters.
+        device: where to create the parameters.
+        dtype: in what dtype.
     """
 
     stem_bytes = 4 << 30  # activations of the stem's widest stage in inference; above, it runs in tiles

@@ -20,6 +20,7 @@ from cbsa.train.config import (
 
 Recipe = Callable[[], TrainConfig]
 RECIPES: dict[str, Recipe] = {}
+"""The recipes by name; :func:`recipe` makes the settings of one."""
 
 
 def recipe(name: str) -> TrainConfig:

@@ -10,5 +10,6 @@ DECODERS: dict[str, type[Decoder]] = {
     "depict": DepictDecoder,
     "mask_transformer": MaskTransformer,
 }
+"""The decoders by the names that :func:`cbsa.segmentation.create_segmenter` takes."""
 
 __all__ = ["DECODERS", "CBTDecoder", "Decoder", "DepictDecoder", "MaskTransformer"]
