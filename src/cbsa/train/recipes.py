@@ -10,6 +10,7 @@ from typing import Any
 
 from cbsa._checks import check_choice
 from cbsa.data.config import AugmentConfig, DataConfig
+from cbsa.experiments.paper import CLASSIFICATION  # plain numbers: it imports nothing
 from cbsa.train.config import (
     ModelConfig,
     OptimizerConfig,
@@ -101,13 +102,7 @@ def _imagenet(name: str, size: str) -> TrainConfig:
     )
 
 
-# size: top-1 on ImageNet-1k, CIFAR-10, CIFAR-100, Flowers-102, Pets (paper, table CBT_tab)
-PAPER_TOP1 = {
-    "tiny": (63.2, 94.8, 76.5, 88.4, 86.8),
-    "small": (71.4, 96.3, 80.4, 91.7, 91.6),
-    "base": (73.4, 96.7, 82.0, 93.6, 92.6),
-    "large": (74.4, 97.3, 83.4, 93.9, 92.9),
-}
+_PAPER_TOP1 = {size: CLASSIFICATION[f"CBT-{size[0].upper()}"] for size in ("tiny", "small", "base", "large")}
 
 
 def _imagenet_recipe(size: str) -> Recipe:
@@ -120,14 +115,14 @@ def _imagenet_recipe(size: str) -> Recipe:
     function.__doc__ = f"""CBT-{size.capitalize()} on ImageNet-1k, as the paper trains it.
 
     Needs ImageNet-1k and GPUs; the authors do not say which nor how long it took, and we have not run it.
-    Expected: {PAPER_TOP1[size][0]} % top-1 (paper).
+    Expected: {_PAPER_TOP1[size][0]} % top-1 (paper).
 
     Command: ``torchrun --nproc-per-node 8 -m cbsa train {name} data.root=/data/imagenet``
     """
     return function
 
 
-for _size in PAPER_TOP1:
+for _size in _PAPER_TOP1:
     _register(_imagenet_recipe(_size))
 
 
@@ -152,7 +147,7 @@ def _finetune_recipe(place: int, dataset: str) -> Recipe:
             label_smoothing=0.0,
         )
 
-    expected = ", ".join(f"{size[0].upper()} {top1[place]}" for size, top1 in PAPER_TOP1.items())
+    expected = ", ".join(f"{size[0].upper()} {top1[place]}" for size, top1 in _PAPER_TOP1.items())
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""A CBT pretrained on ImageNet-1k, fine-tuned on {dataset} at 224 px.
 
