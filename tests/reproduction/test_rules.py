@@ -225,13 +225,55 @@ def test_adapted_vits(tmp_path):
 def test_ablations(tmp_path):
     put_run(tmp_path, "gap/cbsa/seed0", 46.0)
     for name, top1 in (("learned", 40.0), ("tied", 45.5), ("exact", 46.5), ("no-contraction", 48.0)):
-        put_run(tmp_path, f"ablations/{name}/seed0", top1, rank={"mean": 5, "effective": 3, "largest": 64})
+        put_run(tmp_path, f"ablations/{name}/seed0", top1)
     found = {
         name: verdict(tmp_path, name)
         for name in ("learned-representatives", "over-parameterised", "softmax-contraction", "no-contraction")
     }
     assert list(found.values()) == [HOLDS, PARTLY, HOLDS, FAILS]
-    assert verdict(tmp_path, "rank-learned") == HOLDS
+
+
+def ranks(label, init, rank, effective):
+    values = {"rank": rank, "effective_rank": effective, "maximum": 64}
+    return [{"model": label, "layer": layer, "init": init, **values} for layer in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "effective", "expected"), [(5, 3, HOLDS), (60, 3, PARTLY), (60.0, 40.0, FAILS)]
+)
+def test_ranks(tmp_path, rank, effective, expected):
+    rows = [*ranks("CBT, untrained", "learned", 1, 1), *ranks("CBT", "pool", 64, 30)]
+    rows += ranks("CBT, learned (digits)", "learned", rank, effective)
+    put(tmp_path, "digits/fig-rank.csv", rows)
+    assert verdict(tmp_path, "rank-learned") == NOT_YET  # digits decide nothing
+    put(tmp_path, "studies/ablations/rank/fig-rank.csv", rows)
+    assert verdict(tmp_path, "rank-learned") == expected
+    put(tmp_path, "tiny-imagenet/fig-rank.csv", rows)
+    assert verdict(tmp_path, "rank-pooled") == HOLDS
+
+
+def test_the_study_of_analyses_comes_before_earlier_runs(tmp_path):
+    best = scores(CRATE=0.5, CBT=0.6)
+    put(tmp_path, "tiny-imagenet/table-zero-shot.json", {"best": best, "all_pixels": scores(x=0.3)["x"]})
+    assert verdict(tmp_path, "zero-shot") == FAILS
+    names = {"MSSA-S": 0.6, "CBSA-S": 0.5, "CRATE+CBT-S": 0.7, "ViT-S (MHSA and MLP)": 0.1, "CBSA-T": 0.9}
+    content = {"best": scores(**names), "all_pixels": scores(x=0.05)["x"]}
+    put(tmp_path, "studies/analyses/zero-shot/table-zero-shot.json", content)
+    judged = judge(CLAIMS["zero-shot"], tmp_path)
+    assert judged.sources == ("benchmarks/results/studies/analyses/zero-shot/table-zero-shot.json",)
+    assert judged.finding.verdict == PARTLY  # without ToST
+    assert "S models" in judged.finding.measured
+    assert "CBT 0.50" in judged.finding.measured
+    assert verdict(tmp_path, "zero-shot-hybrid") == HOLDS
+
+
+@pytest.mark.parametrize(("terms", "expected"), [((600, 500), PARTLY), ((500, 600), FAILS)])
+def test_the_last_layer_of_two_sizes(tmp_path, terms, expected):
+    rates = {f"CBSA-{size}": {"compression": [700, term]} for size, term in zip("TS", terms, strict=True)}
+    put(tmp_path, "studies/analyses/coding-rate/fig-coding-rate.json", {"by_layer": rates})
+    for size, top1 in (("t", 45.0), ("s", 50.0)):
+        put_run(tmp_path, f"fair/cbsa-{size}/seed0", top1)
+    assert verdict(tmp_path, "last-layer") == expected
 
 
 def test_transfer(tmp_path):

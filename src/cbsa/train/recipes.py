@@ -102,7 +102,8 @@ def _imagenet(name: str, size: str) -> TrainConfig:
     )
 
 
-_PAPER_TOP1 = {size: CLASSIFICATION[f"CBT-{size[0].upper()}"] for size in ("tiny", "small", "base", "large")}
+# size: the paper's top-1, by data set
+PAPER_TOP1 = {size: CLASSIFICATION[f"CBT-{size[0].upper()}"] for size in ("tiny", "small", "base", "large")}
 
 
 def _imagenet_recipe(size: str) -> Recipe:
@@ -115,14 +116,14 @@ def _imagenet_recipe(size: str) -> Recipe:
     function.__doc__ = f"""CBT-{size.capitalize()} on ImageNet-1k, as the paper trains it.
 
     Needs ImageNet-1k and GPUs; the authors do not say which nor how long it took, and we have not run it.
-    Expected: {_PAPER_TOP1[size][0]} % top-1 (paper).
+    Expected: {PAPER_TOP1[size][0]} % top-1 (paper).
 
     Command: ``torchrun --nproc-per-node 8 -m cbsa train {name} data.root=/data/imagenet``
     """
     return function
 
 
-for _size in _PAPER_TOP1:
+for _size in PAPER_TOP1:
     _register(_imagenet_recipe(_size))
 
 
@@ -147,7 +148,7 @@ def _finetune_recipe(place: int, dataset: str) -> Recipe:
             label_smoothing=0.0,
         )
 
-    expected = ", ".join(f"{size[0].upper()} {top1[place]}" for size, top1 in _PAPER_TOP1.items())
+    expected = ", ".join(f"{size[0].upper()} {top1[place]}" for size, top1 in PAPER_TOP1.items())
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""A CBT pretrained on ImageNet-1k, fine-tuned on {dataset} at 224 px.
 

@@ -18,7 +18,7 @@ from cbsa.reproduction.claim import (
 from cbsa.reproduction.evidence import STUDIES, Evidence, MissingError
 
 FAIR = "cbsa study fair --data /data/tiny-imagenet --out benchmarks/results/studies"
-TRANSFER = "cbsa finetune finetune_{} --weights RUN data.root=/data --out FOLDER"
+TRANSFER = "cbsa finetune finetune_{} --weights RUN data.root=/data --out FOLDER"  # or a study «transfer»
 _ENTRIES = {"CBSA": "cbsa", "MSSA": "mssa", "Agent": "agent", "TSSA": "tssa"}
 _NEAR = 1.5  # points: what the paper calls competitive, and what one seed cannot tell apart
 

@@ -3,30 +3,35 @@
 import statistics
 
 from cbsa.experiments import paper
+from cbsa.experiments.rank import MeanRanks, mean_ranks
+from cbsa.report.style import UNTRAINED
 from cbsa.reproduction.claim import FAILS, HOLDS, NOT_YET, PARTLY, Claim, Finding, Look
 from cbsa.reproduction.claims.accuracy import FAIR, spread
-from cbsa.reproduction.evidence import Evidence
+from cbsa.reproduction.claims.photographs import SCALE, path_of
+from cbsa.reproduction.evidence import RESULTS, Evidence, MissingError
 
 ABLATIONS = "cbsa study ablations --data /data/tiny-imagenet --out benchmarks/results/studies"
 GAP = "cbsa study gap --data /data/tiny-imagenet --out benchmarks/results/studies"
-_SCALE = "Tiny-ImageNet, T, 20 epochs"
+_LOW = 0.25  # share of the largest rank that counts as low
 _NOISE = 1.5  # points that one seed cannot tell apart
 _ONE_SEED = f"Rule: by more than {_NOISE} points, which are noise at one seed; partly if by less."
 
 
-def ranks(found: Evidence, path: str, label: str) -> tuple[float, float, float]:
-    """Mean rank, mean effective rank and the largest possible, over layers and heads of a model."""
-    rows = [row for row in found.table(path) if row["model"] == label]
-    means = [statistics.mean(float(row[name]) for row in rows) for name in ("rank", "effective_rank")]
-    return means[0], means[1], float(rows[0]["maximum"])
+def ranks(found: Evidence, path: str, init: str) -> MeanRanks:
+    """Ranks over layers and heads of the first trained CBT with these initial representatives."""
+    trained = (row for row in found.table(path) if not row["model"].endswith(UNTRAINED))
+    for known in mean_ranks(trained).values():
+        if known.init == init:
+            return known
+    raise MissingError(f"{RESULTS}/{path}")
 
 
 def pooled_rank(found: Evidence) -> Finding:
     """Numerical rank of A for pooled representatives."""
-    rank, effective, largest = ranks(found, "tiny-imagenet/fig-rank.csv", "CBT")
+    known = ranks(found, path_of(found, "fig-rank.csv"), "pool")
     return Finding(
-        HOLDS if rank == largest else PARTLY if rank > 0.9 * largest else FAILS,
-        f"CBT-T, Tiny-ImageNet, 256 images: rank {rank:.1f} of {largest:.0f}, effective rank {effective:.1f}",
+        HOLDS if known.rank == known.largest else PARTLY if known.rank > 0.9 * known.largest else FAILS,
+        f"CBT-T, {SCALE}: {_shown(known)}",
         "By NumPy's rule for a singular value of 0 in float32; the paper states none. Nearly every softmax "
         "has full rank by that rule: the effective rank, exp of the entropy of the singular values, says "
         "more.",
@@ -35,25 +40,22 @@ def pooled_rank(found: Evidence) -> Finding:
 
 def learned_rank(found: Evidence) -> Finding:
     """Rank of A for learned representatives: of the ablation if it is there, else of the digits."""
-    record = "studies/ablations/learned/seed0.json"
-    if found.has(f"benchmarks/results/{record}") and "rank" in found.json(record)["result"]:
-        values = found.json(record)["result"]["rank"]
-        rank, effective, largest = values["mean"], values["effective"], values["largest"]
-        where = _SCALE
-    else:
-        rank, effective, largest = ranks(found, "digits/fig-rank.csv", "CBT, learned (digits)")
-        where = "digits, width 64, 4 layers"
-    verdict = HOLDS if rank < 0.25 * largest else PARTLY if effective < 0.25 * largest else FAILS
+    path, decides = "studies/ablations/rank/fig-rank.csv", True
+    if not found.has(f"{RESULTS}/{path}"):
+        path, decides = "digits/fig-rank.csv", False
+    known = ranks(found, path, "learned")
+    where = f"T, {SCALE}" if decides else "digits, width 64, 4 layers"
+    verdict = HOLDS if known.rank < _LOW * known.largest else PARTLY
     return Finding(
-        verdict if where == _SCALE else NOT_YET,
-        f"{where}: rank {rank:.1f} of {largest:.0f}, effective rank {effective:.1f}",
+        (verdict if known.effective < _LOW * known.largest else FAILS) if decides else NOT_YET,
+        f"{where}: {_shown(known)}",
         "Rule: below a quarter of the largest; partly if the effective rank alone is."
-        + (
-            ""
-            if where == _SCALE
-            else f" A model this small may not show it: {ABLATIONS.split(' --')[0]} will."
-        ),
+        + ("" if decides else " A model this small may not show it; the ablation is to tell."),
     )
+
+
+def _shown(known: MeanRanks) -> str:
+    return f"rank {known.rank:.1f} of {known.largest}, effective rank {known.effective:.1f}"
 
 
 def compared(
@@ -68,7 +70,7 @@ def compared(
         verdict = HOLDS if difference > least else PARTLY if difference > 0 else FAILS
         return Finding(
             verdict,
-            f"{_SCALE}: {labels[0]} {spread(first)}, {labels[1]} {spread(second)}",
+            f"T, {SCALE}: {labels[0]} {spread(first)}, {labels[1]} {spread(second)}",
             f"{_ONE_SEED} {more}".strip(),
         )
 
@@ -89,7 +91,7 @@ def near(study: str, one: str, other: str, labels: tuple[str, str], more: str) -
         difference = statistics.mean(first) - statistics.mean(second)
         return Finding(
             HOLDS if abs(difference) < _NOISE else FAILS,
-            f"{_SCALE}: {labels[0]} {spread(first)}, {labels[1]} {spread(second)}",
+            f"T, {SCALE}: {labels[0]} {spread(first)}, {labels[1]} {spread(second)}",
             f"Rule: less than {_NOISE} points apart. {more}",
         )
 

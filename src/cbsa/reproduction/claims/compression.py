@@ -4,14 +4,16 @@ import statistics
 from typing import Any
 
 from cbsa.experiments import paper
+from cbsa.report.style import UNTRAINED
 from cbsa.reproduction.claim import FAILS, HOLDS, NOT_YET, PARTLY, Claim, Finding, not_here
+from cbsa.reproduction.claims.photographs import EARLIER, SCALE, of_size, path_of
 from cbsa.reproduction.evidence import Evidence
 
 RATES = (
     "cbsa reproduce fig-coding-rate -m CBT=runs/cbt -m CRATE=runs/crate --data DATA --untrained --images 256"
 )
 REDUCED = "cbsa reproduce fig-reduced-cr -m CBT=runs/cbt --data DATA --untrained --images 256"
-PHOTOS = "CBT-T, Tiny-ImageNet, 20 epochs, 256 validation images"
+PHOTOS = f"CBT-T, {SCALE}"
 _STRAIGHT, _APART = 1e-3, 20.0  # energy off the line, angle in degrees, that count as separate lines
 _CORRELATED = 0.7
 
@@ -35,18 +37,38 @@ def synthetic(found: Evidence) -> Finding:
     )
 
 
+def _rates(found: Evidence) -> dict[str, dict[str, Any]]:
+    """Coding rates by layer, of all models."""
+    rates: dict[str, dict[str, Any]] = found.json(path_of(found, "fig-coding-rate.json"))["by_layer"]
+    return rates
+
+
 def last_layer(found: Evidence) -> Finding:
-    """A correlation over sizes needs more models than there are."""
-    rates = found.json("tiny-imagenet/fig-coding-rate.json")["by_layer"]
+    """The rate that enters the last layer, and accuracy, of CBT-T and S; of two twins while S is missing."""
+    rates = _rates(found)
+    small, large = (of_size(rates, size).get("CBT") for size in ("T", "S"))
+    if small is not None and large is not None:
+        tops = [statistics.mean(found.top1("fair", f"cbsa-{size}")) for size in ("t", "s")]
+        terms = [part["compression"][-1] for part in (small, large)]
+        shown = "; ".join(
+            f"CBT-{size} {term:.0f} nats, {top1:.1f} % top-1"
+            for size, term, top1 in zip("TS", terms, tops, strict=True)
+        )
+        as_said = (terms[1] < terms[0]) == (tops[1] > tops[0])
+        return Finding(
+            PARTLY if as_said else FAILS,
+            f"R_c that enters the last layer, {SCALE}: {shown}",
+            "Rule: the better of T and S has the lower term; partly, as two sizes are no correlation.",
+        )
     parts = []
     for label, run in (("CBT", "cbt"), ("CRATE", "crate")):
-        top1 = found.json(f"tiny-imagenet/runs/{run}/summary.json")["top1"]
+        top1 = found.json(f"{EARLIER}/runs/{run}/summary.json")["top1"]
         parts.append(f"{label}-T {rates[label]['compression'][-1]:.0f} nats, {top1:.1f} % top-1")
     return Finding(
         NOT_YET,
-        f"R_c that enters the last layer, Tiny-ImageNet, 20 epochs: {'; '.join(parts)}",
+        f"R_c that enters the last layer, {SCALE}: {'; '.join(parts)}",
         "The paper compares CBT-T, S, B and L. Two twins of one size are no correlation, though their "
-        "order is the paper's; T and S of the study `fair` would be a beginning.",
+        "order is the paper's.",
     )
 
 
@@ -57,7 +79,7 @@ def _changes(rates: dict[str, Any]) -> list[float]:
 
 def second_half(found: Evidence) -> Finding:
     """The curve over the second half of the layers, and what attention does within each of them."""
-    by_layer = found.json("tiny-imagenet/fig-coding-rate.json")["by_layer"]["CBT"]
+    by_layer = of_size(_rates(found))["CBT"]
     term, changes = by_layer["compression"], _changes(by_layer)
     half = len(term) // 2
     falls = sum(term[i] < term[i - 1] for i in range(half, len(term)))
@@ -78,7 +100,7 @@ def second_half(found: Evidence) -> Finding:
 
 def both_signs(found: Evidence) -> Finding:
     """Layers that compress and layers that decompress, in one model."""
-    changes = _changes(found.json("tiny-imagenet/fig-coding-rate.json")["by_layer"]["CBT"])
+    changes = _changes(of_size(_rates(found))["CBT"])
     down, up = sum(change < 0 for change in changes), sum(change > 0 for change in changes)
     return Finding(
         HOLDS if down and up else FAILS,
@@ -89,9 +111,16 @@ def both_signs(found: Evidence) -> Finding:
     )
 
 
+def _heads(found: Evidence) -> list[dict[str, str]]:
+    """Coding rates of each head of CBT-T."""
+    rows = found.table(path_of(found, "fig-reduced-cr.csv"))
+    label = of_size({row["model"]: row["model"] for row in rows})["CBT"]
+    return [row for row in rows if row["model"] == label]
+
+
 def constraints(found: Evidence) -> Finding:
     """Coding rates of extracted representatives beside those of the tokens, head by head."""
-    rows = [row for row in found.table("tiny-imagenet/fig-reduced-cr.csv") if row["model"] == "CBT"]
+    rows = _heads(found)
     tokens, representatives = (
         [float(row[name]) for row in rows] for name in ("tokens_before", "representatives_before")
     )
@@ -110,7 +139,7 @@ def constraints(found: Evidence) -> Finding:
 
 def scalpels(found: Evidence) -> Finding:
     """Heads whose representatives have the higher coding rate."""
-    rows = [row for row in found.table("tiny-imagenet/fig-reduced-cr.csv") if row["model"] == "CBT"]
+    rows = _heads(found)
     higher = sum(float(row["representatives_before"]) > float(row["tokens_before"]) for row in rows)
     verdict = HOLDS if higher == len(rows) else PARTLY if 2 * higher > len(rows) else FAILS
     return Finding(
@@ -123,10 +152,11 @@ def scalpels(found: Evidence) -> Finding:
 
 def reduced(found: Evidence) -> Finding:
     """Correlation of the two reductions over all heads, beside that of random weights."""
-    photos = found.json("tiny-imagenet/fig-reduced-cr.json")["correlations"]
+    photos = found.json(path_of(found, "fig-reduced-cr.json"))["correlations"]
+    control = found.json(f"{EARLIER}/fig-reduced-cr.json")["correlations"][f"CBT{UNTRAINED}"]
     digits = found.json("digits/fig-reduced-cr.json")["correlations"]
     step = found.json("digits/step/fig-reduced-cr.json")["correlations"]
-    r, random = (photos[label]["correlation"] for label in ("CBT", "CBT, untrained"))
+    r, random = of_size(photos)["CBT"]["correlation"], control["correlation"]
     learned = r - random > 0.2
     small, other = (part["CBT (digits)"]["correlation"] for part in (digits, step))
     return Finding(

@@ -2,46 +2,51 @@
 
 from cbsa.experiments import paper
 from cbsa.reproduction.claim import FAILS, HOLDS, NOT_YET, PARTLY, Claim, Finding, order_verdict
+from cbsa.reproduction.claims.photographs import SCALE, largest_size, of_size, path_of
 from cbsa.reproduction.evidence import Evidence
 
 _MODELS = "-m CBT=runs/cbt -m CRATE=runs/crate --data pets:FOLDER --images 500"
 BEST = f"cbsa reproduce table-zero-shot {_MODELS} --untrained"
 LAYERS = f"cbsa reproduce table-zero-shot-layers {_MODELS}"
 DIGITS = "-m digits:cbt -m digits:crate -m digits:crate_cbt --untrained --out benchmarks/results/digits"
-PETS = "T models, Tiny-ImageNet, 20 epochs, 500 test images of Oxford-Pets"
+SMALL = "digits, width 64, 4 layers"
+_LAYERS_FILE = "table-zero-shot-layers.csv"
 HYBRID = "CRATE+CBT"
 _TOP = 3  # layers that the paper underlines
 
 
-def family(label: str) -> str:
-    """The family of a model that a result calls ``label``: CBT, CRATE, CRATE+CBT or ToST."""
-    return label.split(" (")[0].split("-")[0].split(",")[0]
+def best_maps(found: Evidence, path: str) -> tuple[str, dict[str, dict[str, float]]]:
+    """A size, and Jaccard similarities of the best maps of its trained models by family."""
+    best = found.json(path)["best"]
+    size = largest_size(best)
+    return size, of_size(best, size)
 
 
-def best_maps(found: Evidence, folder: str) -> dict[str, dict[str, float]]:
-    """Jaccard similarities of the best maps by family, of trained models."""
-    best = found.json(f"{folder}/table-zero-shot.json")["best"]
-    return {family(label): values for label, values in best.items() if not label.endswith(", untrained")}
-
-
-def by_layer(found: Evidence, folder: str) -> dict[str, list[float]]:
-    """Foreground by layer and family, of trained models."""
+def by_layer(found: Evidence, path: str) -> tuple[str, dict[str, list[float]]]:
+    """A size, and the foreground by layer of its trained models by family."""
     values: dict[str, list[float]] = {}
-    for row in found.table(f"{folder}/table-zero-shot-layers.csv"):
-        if not row["model"].endswith(", untrained"):
-            values.setdefault(family(row["model"]), []).append(float(row["foreground"]))
-    return values
+    for row in found.table(path):
+        values.setdefault(row["model"], []).append(float(row["foreground"]))
+    size = largest_size(values)
+    return size, of_size(values, size)
+
+
+def pets(size: str) -> str:
+    """At which scale photographs are segmented."""
+    return f"{size} models, {SCALE}, test images of Oxford-Pets"
 
 
 def _theirs(place: int) -> list[str]:
     """The paper's families, the best first, for a target."""
-    return sorted((family(name) for name in paper.ZERO_SHOT), key=lambda f: -paper.ZERO_SHOT[f"{f}-S"][place])
+    names = [name.removesuffix("-S") for name in paper.ZERO_SHOT]
+    return sorted(names, key=lambda name: -paper.ZERO_SHOT[f"{name}-S"][place])
 
 
 def table(found: Evidence) -> Finding:
     """The order of the families for each target, and a map against none."""
-    data = found.json("tiny-imagenet/table-zero-shot.json")
-    ours = best_maps(found, "tiny-imagenet")
+    path = path_of(found, "table-zero-shot.json")
+    data = found.json(path)
+    size, ours = best_maps(found, path)
     verdicts = []
     for place, target in enumerate(data["all_pixels"]):
         verdicts.append(order_verdict(_theirs(place), {name: ours[name][target] for name in ours})[0])
@@ -54,7 +59,7 @@ def table(found: Evidence) -> Finding:
     missing = [name for name in _theirs(0) if name not in ours]
     return Finding(
         (PARTLY if missing else HOLDS) if as_said else FAILS,
-        f"{PETS}: {shown}; calling all pixels foreground {data['all_pixels']['foreground']:.2f}",
+        f"{pets(size)}: {shown}; calling all pixels foreground {data['all_pixels']['foreground']:.2f}",
         "Rule: the paper's order for every target, and better than no map"
         + (f"; partly while {' and '.join(missing)} are missing" if missing else "")
         + ". Pets, not PASCAL VOC12; the paper does not define a map of ToST.",
@@ -63,14 +68,15 @@ def table(found: Evidence) -> Finding:
 
 def hybrid_best(found: Evidence) -> Finding:
     """The hybrid beside the others, where there is one."""
-    photos = best_maps(found, "tiny-imagenet")
-    folder, where = ("tiny-imagenet", PETS) if HYBRID in photos else ("digits", "digits, width 64, 4 layers")
-    ours = photos if HYBRID in photos else best_maps(found, "digits")
+    size, ours = best_maps(found, path_of(found, "table-zero-shot.json"))
+    small, where = HYBRID not in ours, pets(size)
+    if small:
+        _, ours = best_maps(found, "digits/table-zero-shot.json")
+        where = SMALL
     targets = list(ours[HYBRID])
     leads = [target for target in targets if ours[HYBRID][target] == max(v[target] for v in ours.values())]
     verdict = HOLDS if len(leads) == len(targets) else PARTLY if leads else FAILS
     shown = ", ".join(f"{name} {values['foreground']:.2f}" for name, values in ours.items())
-    small = folder == "digits"
     return Finding(
         NOT_YET if small else verdict,
         f"{where}: the hybrid leads for {' and '.join(leads) or 'no target'} (foreground: {shown})",
@@ -83,7 +89,7 @@ def hybrid_best(found: Evidence) -> Finding:
 
 def early_layers(found: Evidence) -> Finding:
     """Where along the layers CBT's maps segment best, and CBT against CRATE in the first layers."""
-    ours = by_layer(found, "tiny-imagenet")
+    size, ours = by_layer(found, path_of(found, _LAYERS_FILE))
     cbt, crate = ours["CBT"], ours["CRATE"]
     half = len(cbt) // 2
     top = sorted(sorted(range(len(cbt)), key=lambda layer: -cbt[layer])[:_TOP])
@@ -91,8 +97,8 @@ def early_layers(found: Evidence) -> Finding:
     ahead = sum(a > b for a, b in zip(cbt[:_TOP], crate[:_TOP], strict=True)) == _TOP
     return Finding(
         HOLDS if fades and ahead else PARTLY if fades or ahead else FAILS,
-        f"{PETS}, foreground: CBT is best in layers {', '.join(str(layer + 1) for layer in top)}; in layers "
-        f"1 to {_TOP} CBT has {', '.join(f'{v:.2f}' for v in cbt[:_TOP])} and CRATE "
+        f"{pets(size)}, foreground: CBT is best in layers {', '.join(str(layer + 1) for layer in top)}; in "
+        f"layers 1 to {_TOP} CBT has {', '.join(f'{v:.2f}' for v in cbt[:_TOP])} and CRATE "
         f"{', '.join(f'{v:.2f}' for v in crate[:_TOP])}",
         "Rule: CBT's three best layers in the first half, and CBT ahead of CRATE in the first three; "
         "partly if one. A table of numbers in place of the figure, whose heads the paper does not name.",
@@ -101,14 +107,16 @@ def early_layers(found: Evidence) -> Finding:
 
 def hybrid_layers(found: Evidence) -> Finding:
     """Whether the hybrid's maps get better along the layers."""
-    photos = by_layer(found, "tiny-imagenet")
-    ours = photos if HYBRID in photos else by_layer(found, "digits")
-    where = PETS if HYBRID in photos else "digits, width 64, 4 layers"
+    size, ours = by_layer(found, path_of(found, _LAYERS_FILE))
+    small, where = HYBRID not in ours, pets(size)
+    if small:
+        _, ours = by_layer(found, f"digits/{_LAYERS_FILE}")
+        where = SMALL
     values = ours[HYBRID]
     half = len(values) // 2
     first, second = sum(values[:half]) / half, sum(values[half:]) / (len(values) - half)
     shown = ", ".join(f"{value:.2f}" for value in values)
-    if HYBRID not in photos:
+    if small:
         return Finding(
             NOT_YET,
             f"{where}, foreground by layer: {shown}",
@@ -124,7 +132,7 @@ def hybrid_layers(found: Evidence) -> Finding:
 
 def layers(found: Evidence) -> Finding:
     """The three best layers of each family, ours and the paper's."""
-    ours = by_layer(found, "tiny-imagenet")
+    size, ours = by_layer(found, path_of(found, _LAYERS_FILE))
     shared, shown = [], []
     for name in ours:
         if f"{name}-S" not in paper.ZERO_SHOT_LAYERS:
@@ -135,7 +143,7 @@ def layers(found: Evidence) -> Finding:
     verdict = HOLDS if min(shared) == _TOP else PARTLY if min(shared) >= _TOP - 1 else FAILS
     return Finding(
         verdict,
-        f"{PETS}, best layers for the foreground: {'; '.join(shown)}",
+        f"{pets(size)}, best layers for the foreground: {'; '.join(shown)}",
         "Rule: the same three layers; partly if two of three for every model. The paper does not say which "
         "target its table has.",
     )

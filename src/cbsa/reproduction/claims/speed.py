@@ -4,6 +4,7 @@ from typing import Any
 
 from cbsa.experiments import paper
 from cbsa.reproduction.claim import FAILS, HOLDS, PARTLY, Claim, Finding
+from cbsa.reproduction.claims.photographs import path_of
 from cbsa.reproduction.evidence import Evidence
 
 OPS = "cbsa bench ops --seconds 0.05 --jobs 12 --no-plots --out benchmarks/results/h200"
@@ -49,7 +50,7 @@ def linear_time(found: Evidence) -> Finding:
 
 def throughput(found: Evidence) -> Finding:
     """CBT's images/s over those of the others at 512 px."""
-    data = found.json("h200/models.json")
+    data = found.json(path_of(found, "table-throughput.json", otherwise="h200/models.json"))
     rows = {
         (row["model"], row["mode"]): row
         for row in data["rows"]
