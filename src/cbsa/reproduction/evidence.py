@@ -12,6 +12,7 @@ from cbsa.studies.records import DONE, FAILED
 
 RESULTS = "benchmarks/results"
 STUDIES = f"{RESULTS}/studies"
+_VARIANTS = ("seed", "rate", "speed", "analyse")  # how the names of records begin
 
 
 class MissingError(LookupError):
@@ -115,6 +116,8 @@ def counts(root: Path) -> dict[str, int]:
 
 def _records(root: Path) -> Iterator[dict[str, Any]]:
     for path in sorted((root / STUDIES).glob("*/*/*.json")):
+        if not path.stem.startswith(_VARIANTS):
+            continue  # what an analysis of a study has written beside its record
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             _ = record["job"], record["status"], record["reason"], record["command"]

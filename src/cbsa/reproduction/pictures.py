@@ -87,8 +87,8 @@ PICTURES = (
     Picture(
         "docs/images/fig-reduced-cr.png",
         "Figure reduced_cr, on digits",
-        "The same for the small CBT of digits.",
-        "cbsa reproduce fig-reduced-cr --untrained",
+        "The same for the small CBT of digits, and for the hybrid, whose last two layers have CBSA.",
+        "cbsa reproduce fig-reduced-cr -m digits:cbt -m digits:crate_cbt --untrained",
     ),
     Picture(
         "docs/images/fig-attn-map.png",
@@ -101,8 +101,7 @@ PICTURES = (
         "benchmarks/results/cpu/fig-vit-adapt.png",
         "Figure vit-adapt, its FLOPs",
         "FLOPs of one attention of ViT-T, S, B and L before and after the swap, beside the MLP's: the "
-        "three linear ones are hardly to be told apart. Accuracies are not drawn, as the study of adapted "
-        "ViTs has not been run.",
+        "three linear ones are hardly to be told apart. The paper draws accuracies, too.",
         "cbsa reproduce fig-vit-adapt --widths tiny,small,base,large",
     ),
     Picture(

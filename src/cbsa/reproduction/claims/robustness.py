@@ -9,8 +9,8 @@ from cbsa.reproduction.evidence import Evidence
 CAMVID = "python benchmarks/camvid_study.py --data /data/camvid --encoder outputs/runs/cbt"
 PHOTOS = "cbsa reproduce fig-perturb -m CBT=runs/cbt -m CRATE=runs/crate --data DATA --images 500"
 DIGITS = (
-    "cbsa reproduce fig-perturb -m digits:cbt -m digits:crate -m digits:vit --seeds 5 --out "
-    "benchmarks/results/digits"
+    "cbsa reproduce fig-perturb -m digits:cbt -m digits:crate -m digits:crate_cbt -m digits:vit --seeds 5 "
+    "--out benchmarks/results/digits"
 )
 
 
