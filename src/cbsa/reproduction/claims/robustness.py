@@ -61,9 +61,9 @@ def classifiers(found: Evidence) -> Finding:
     return Finding(
         HOLDS if all(results) else PARTLY if any(results) else FAILS,
         shown,
-        f"More than CRATE at {white[0]} of {white[1]} σ that matter, more than the ViT at {black[0]} of "
-        f"{black[1]}. Classifiers, not decoders; σ is absolute, and models differ in the size of their "
-        "parameters.",
+        f"More than CRATE at {white[0]} of {white[1]} σ that matter (one of the two below nine tenths, one "
+        f"above a fifth), more than the ViT at {black[0]} of {black[1]}. Classifiers, not decoders; σ is "
+        "absolute, and models differ in the size of their parameters.",
     )
 
 
