@@ -44,14 +44,24 @@ def test_coding_rates():
         assert unit[-1] < unit[0]
 
 
-@pytest.mark.parametrize(("row", "name"), [(0, "fig-reduced-cr"), (1, "step/fig-reduced-cr")])
-def test_correlations(row, name):
+@pytest.mark.parametrize(
+    ("row", "model", "name"),
+    [
+        (0, "CBT", "fig-reduced-cr"),
+        (1, "CBT", "step/fig-reduced-cr"),
+        (2, "CRATE+CBT", "fig-reduced-cr"),
+        (3, "CRATE+CBT", "step/fig-reduced-cr"),
+    ],
+)
+def test_correlations(row, model, name):
     found = results(name)["correlations"]
     expected = []
-    for label in ("CBT (digits)", "CBT (digits), untrained"):
+    for label in (f"{model} (digits)", f"{model} (digits), untrained"):
         by_layer = found[label]["correlation_over_heads_by_layer"]
         expected += [found[label]["correlation"], sum(by_layer) / len(by_layer)]
-    assert table_in(TEXT, "r of both reductions")[row][1:] == [f"{value:.2f}" for value in expected]
+    shown, *cells = table_in(TEXT, "r of both reductions")[row]
+    assert shown.startswith(f"{model}, ")
+    assert cells == [f"{value:.2f}".replace("-", "−") for value in expected]
 
 
 def test_zero_shot():
@@ -61,6 +71,16 @@ def test_zero_shot():
         label = f"{name} (digits)" + (f", {rest}" if rest else "")
         values = data["all_pixels"] if model == "all pixels" else data["best"][label]
         assert cells == [f"{value:.2f}" for value in values.values()]
+
+
+def test_zero_shot_by_layer():
+    with open(RESULTS / "table-zero-shot-layers.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    shown = []
+    for name in ("CBT", "CRATE", "CRATE+CBT"):
+        values = [float(row["foreground"]) for row in rows if row["model"] == f"{name} (digits)"]
+        shown.append(f"{name} {', '.join(f'{value:.2f}' for value in values)}")
+    assert "; ".join(shown) in TEXT.replace("\n", " ")
 
 
 def test_noise():

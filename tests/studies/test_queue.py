@@ -210,6 +210,26 @@ def test_the_table_has_means_spreads_and_differences(finished):
     assert any("edge" in note for note in accuracy.notes)
 
 
+def test_the_table_has_the_rank_of_the_extraction_where_it_was_measured(finished, tmp_path):
+    study, place = finished
+    lines, plain = options.run(study, place.out)
+    assert "rank of A" not in plain[0].columns
+    (tmp_path / "small" / "rank").mkdir(parents=True)
+    path = tmp_path / "small" / "rank" / "fig-rank.csv"
+    path.write_text(
+        "model,layer,head,init,rank,effective_rank,maximum\n"
+        "CBSA-T,0,0,pool,16,7.5,16\nCBSA-T,0,1,pool,15,6.5,16\n"
+    )
+    table, _ = options.grids(study, lines, options.ranks_of(study, tmp_path))
+    rows = {cells[0]: dict(zip(table.columns, cells, strict=True)) for cells in table.cells}
+    measured = next(row for name, row in rows.items() if name.endswith("CBSA-T"))
+    assert (measured["rank of A"], measured["effective"]) == ("15.5 of 16", "7.0")
+    assert [row["rank of A"] for row in rows.values()].count("") == len(rows) - 1
+    path.write_text("model,layer\nCBSA-T,0\n")
+    with pytest.raises(ValueError, match=r"fig-rank\.csv is not what cbsa reproduce fig-rank writes"):
+        options.ranks_of(study, tmp_path)
+
+
 def test_tables_say_what_is_missing(manifest, tmp_path):
     code, output = invoke(
         *("reproduce", "table-fair", "--study", manifest, "--results", tmp_path / "none"),

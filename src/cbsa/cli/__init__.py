@@ -10,6 +10,7 @@ from cbsa.cli import (
     bench,
     everything,
     reproduce,
+    reproduction,
     segment,
     segmentation_cost,
     segmentation_noise,
@@ -35,6 +36,7 @@ segmentation_cost.register(reproduce.app)
 segmentation_noise.register(reproduce.app)
 vit_adapt.register(reproduce.app)
 study_tables.register(reproduce.app)
+reproduction.register(reproduce.app)
 everything.register(reproduce.app)
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(bench.app, name="bench")

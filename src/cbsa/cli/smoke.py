@@ -98,4 +98,9 @@ def smoke_steps(out: Path, scenes: Path) -> list[Step]:
             "fig-seg-noise", "-m", f"CBT={segmenter}", "--sigmas", "0,0.1", "--seeds", 1, needs="segmenter"
         ),
         experiment("fig-vit-adapt", "--runs", adapted, "--widths", "tiny", needs="adapted"),
+        # Of what lies there, not of the repository: none of these claims is tested.
+        Step(
+            ("reproduce", "report", "--root", out, "--out", out / "report" / "REPRODUCTION.md"),
+            out / "report",
+        ),
     ]

@@ -1,10 +1,11 @@
 """Tables of the studies «ablations» and «gap»: one change of CBT-T a row."""
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cbsa.bench.tables import Grid
-from cbsa.experiments import paper
+from cbsa.experiments import paper, rank
 from cbsa.experiments.study_table import (
     Line,
     lines_of,
@@ -34,9 +35,27 @@ def caption(study: Study) -> str:
     )
 
 
-def grids(study: Study, lines: Sequence[Line]) -> list[Grid]:
-    """Accuracies and differences; and what each change costs."""
-    columns = ("change", "top-1 %", "seeds", "difference", "to row", "top-5 %")
+def ranks_of(study: Study, results: Path) -> dict[str, rank.MeanRanks]:
+    """Ranks of the extraction's attention by label, of the rows that the study's analysis «rank» looks at.
+
+    That is ``fig-rank`` on their trained models (appendix A); empty if it has not been done.
+    """
+    path = results / study.name / "rank" / f"{rank.NAME}.csv"
+    if not path.is_file():
+        return {}
+    with path.open(newline="") as file:
+        try:
+            return rank.mean_ranks(csv.DictReader(file))
+        except (KeyError, ValueError, TypeError) as error:
+            raise ValueError(f"{path} is not what cbsa reproduce {rank.NAME} writes ({error!r})") from error
+
+
+def grids(
+    study: Study, lines: Sequence[Line], ranks: Mapping[str, rank.MeanRanks] | None = None
+) -> list[Grid]:
+    """Accuracies and differences, and ranks of A where they are known; and what each change costs."""
+    columns: tuple[str, ...] = ("change", "top-1 %", "seeds", "difference", "to row", "top-5 %")
+    columns += ("rank of A", "effective") if ranks else ()
     costs: tuple[str, ...] = ("change", "GFLOPs", "parameters", "run images/s")
     costs += ("forward and backward", "inference") if study.speed else ()
     rows = {line.name: str(place) for place, line in enumerate(lines, 1)}
@@ -56,6 +75,7 @@ def grids(study: Study, lines: Sequence[Line]) -> list[Grid]:
                 signed_spread(list(line.difference.values())),
                 rows.get(line.beside, ""),
                 spread(list(line.top5.values())),
+                *(_rank_cells(ranks.get(line.label)) if ranks else ()),
             )
         )
         alone = (line.training_images_s, line.inference_images_s) if study.speed else ()
@@ -73,10 +93,15 @@ def grids(study: Study, lines: Sequence[Line]) -> list[Grid]:
     ]
 
 
+def _rank_cells(found: rank.MeanRanks | None) -> tuple[str, str]:
+    """Numerical rank of the largest possible one, and effective rank."""
+    return ("", "") if found is None else (f"{found.rank:.1f} of {found.largest}", f"{found.effective:.1f}")
+
+
 def run(study: Study, results: Path) -> tuple[list[Line], list[Grid]]:
     """The table of the results there are."""
     lines = lines_of(study, Records(results))
-    return lines, grids(study, lines)
+    return lines, grids(study, lines, ranks_of(study, results))
 
 
 def save(study: Study, lines: Sequence[Line], tables: Sequence[Grid], out: Path) -> list[Path]:

@@ -1,6 +1,8 @@
 """Paper appendix A: rank of the extraction's attention, for pooled and for learned representatives."""
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cbsa.analysis import ExtractionRanks, extraction_rank
@@ -18,6 +20,39 @@ CAPTION = (
     "images. The paper does not say how it decides that a singular value is 0."
 )
 Ranks = dict[str, ExtractionRanks]
+
+
+@dataclass(frozen=True)
+class MeanRanks:
+    """Ranks of A_k over the layers and heads of a model, as a table of this experiment has them.
+
+    Attributes:
+        init: initial representatives, "pool" or "learned".
+        rank: mean numerical rank.
+        effective: mean effective rank.
+        largest: the largest rank there can be.
+    """
+
+    init: str
+    rank: float
+    effective: float
+    largest: int
+
+
+def mean_ranks(rows: Iterable[Mapping[str, str]]) -> dict[str, MeanRanks]:
+    """Means of the rows of ``fig-rank.csv``, by model."""
+    by_model: dict[str, list[Mapping[str, str]]] = {}
+    for row in rows:
+        by_model.setdefault(row["model"], []).append(row)
+    return {
+        label: MeanRanks(
+            " and ".join(dict.fromkeys(row["init"] for row in own)),
+            statistics.mean(float(row["rank"]) for row in own),
+            statistics.mean(float(row["effective_rank"]) for row in own),
+            max(int(row["maximum"]) for row in own),
+        )
+        for label, own in by_model.items()
+    }
 
 
 def run(

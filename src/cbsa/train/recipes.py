@@ -10,6 +10,7 @@ from typing import Any
 
 from cbsa._checks import check_choice
 from cbsa.data.config import AugmentConfig, DataConfig
+from cbsa.experiments.paper import CLASSIFICATION  # plain numbers: it imports nothing
 from cbsa.train.config import (
     ModelConfig,
     OptimizerConfig,
@@ -102,13 +103,8 @@ def _imagenet(name: str, size: str) -> TrainConfig:
     )
 
 
-# size: top-1 on ImageNet-1k, CIFAR-10, CIFAR-100, Flowers-102, Pets (paper, table CBT_tab)
-PAPER_TOP1 = {
-    "tiny": (63.2, 94.8, 76.5, 88.4, 86.8),
-    "small": (71.4, 96.3, 80.4, 91.7, 91.6),
-    "base": (73.4, 96.7, 82.0, 93.6, 92.6),
-    "large": (74.4, 97.3, 83.4, 93.9, 92.9),
-}
+# size: the paper's top-1, by data set
+PAPER_TOP1 = {size: CLASSIFICATION[f"CBT-{size[0].upper()}"] for size in ("tiny", "small", "base", "large")}
 
 
 def _imagenet_recipe(size: str) -> Recipe:
