@@ -18,7 +18,8 @@ TITLES = {"tiny-imagenet": "Tiny-ImageNet", "cifar10": "CIFAR-10", "pets": "Pets
 _CAPTION = (
     "Top-1 on the test images, last epoch, mean ± standard deviation over seeds; «beside CBSA» is the "
     "difference to the CBSA of the same size, seed by seed. The paper pretrains on ImageNet-1k and "
-    "fine-tunes at 224 px, its CBT models alone in T and S: compare the order of data sets and sizes, not the numbers."
+    "fine-tunes at 224 px, its CBT models alone in T and S: compare the order of data sets and sizes, not "
+    "the numbers."
 )
 # The paper's accuracies of our rows, by data set: ImageNet-1k, where ours has Tiny-ImageNet, CIFAR-10, Pets.
 _PLACES = {"tiny-imagenet": 0, "cifar10": 1, "pets": 4}
