@@ -172,7 +172,7 @@ def test_a_job_waits_for_its_rate(manifest, tmp_path):
     study = read_study(str(manifest))
     place, said = Place(tmp_path / "out", tmp_path / "work"), Console(record=True, width=300)
     assert not work_through(choose_jobs([study], ["mssa/seed0"]), place, console=said)
-    assert "Waiting for small/cbsa/rate0.001, small/cbsa/rate0.004" in said.export_text()
+    assert "small/mssa/seed0 waits for small/cbsa/rate0.001, small/cbsa/rate0.004" in said.export_text()
     assert place.status(choose_jobs([study], ["mssa/seed0"])[0]) == "waiting for others"
 
 

@@ -74,6 +74,8 @@ def work_through(
 ) -> bool:
     """Do the jobs that are not done yet, in order; returns whether none is left.
 
+    Those that wait for others are passed over, and tried again after the rest.
+
     A run that the end of the time finds at work saves its state, and the next call goes on with it. Runs that
     fail (a loss that is not finite, no memory) are kept as such, and not tried again unless ``retry``.
 
@@ -91,21 +93,42 @@ def work_through(
     clock = Clock(seconds)
     _check_results(jobs, place)
     place.check_weights([job for job in jobs if place.is_open(job, retry)])
+    left = [job for job in jobs if place.is_open(job, retry)]
     try:
         with clock.running(), keep_decoded():
-            for number, job in enumerate(jobs, 1):
-                if not place.is_open(job, retry):
-                    continue
-                if clock.is_over:
+            while left and not clock.is_over:
+                before, left = (
+                    left,
+                    [job for job in left if not _try(job, jobs, place, console, clock, runner)],
+                )
+                if len(left) == len(before):
                     break
-                console.print(f"[bold]{escape(job.name)}[/bold] ({number} of {len(jobs)})", highlight=False)
-                record = _do(job, place, console, clock, runner)
-                _say(record, console)
-                write_manifest(jobs, place)
     except StoppedError as stop:
         console.print(escape(str(stop)), highlight=False, soft_wrap=True)
+        left = []
+    for job in left if not clock.is_over else ():
+        names = ", ".join(other.name for other in place.waits_for(job))
+        console.print(f"{escape(job.name)} waits for {escape(names)}", highlight=False, soft_wrap=True)
     write_manifest(jobs, place)
     return not any(place.is_open(job) for job in jobs)
+
+
+def _try(
+    job: Job | AnalysisJob,
+    jobs: Sequence[Job | AnalysisJob],
+    place: Place,
+    console: Console,
+    clock: Clock,
+    runner: Runner | None,
+) -> bool:
+    """Do a job, unless the time is over or others must be done first; returns whether it was done."""
+    if clock.is_over or place.waits_for(job):
+        return False
+    number = f"({jobs.index(job) + 1} of {len(jobs)})"
+    console.print(f"[bold]{escape(job.name)}[/bold] {number}", highlight=False)
+    _say(_do(job, place, console, clock, runner), console)
+    write_manifest(jobs, place)
+    return True
 
 
 def _check_results(jobs: Sequence[Job | AnalysisJob], place: Place) -> None:
@@ -121,13 +144,8 @@ def _check_results(jobs: Sequence[Job | AnalysisJob], place: Place) -> None:
 
 def _do(
     job: Job | AnalysisJob, place: Place, console: Console, clock: Clock, runner: Runner | None
-) -> Record | None:
-    """Do one job; None if others must be done first."""
-    waiting = place.waits_for(job)
-    if waiting:
-        names = ", ".join(other.name for other in waiting)
-        console.print(f"Waiting for {escape(names)}", highlight=False, soft_wrap=True)
-        return None
+) -> Record:
+    """Do one job, and keep its result or why it failed."""
     if isinstance(job, AnalysisJob):
         config, command = None, command_of(job)
     else:
@@ -169,9 +187,7 @@ def _result(
     return result_of(train(config, run, console=console).summary, run)
 
 
-def _say(record: Record | None, console: Console) -> None:
-    if record is None:
-        return
+def _say(record: Record, console: Console) -> None:
     if record.status == FAILED:
         console.print(f"[red]Failed:[/red] {escape(record.reason)}", highlight=False, soft_wrap=True)
     elif "top1" in record.result:
