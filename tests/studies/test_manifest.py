@@ -9,13 +9,16 @@ from cbsa.studies.manifest import (
     SPEED,
     TRAIN,
     TUNE,
+    find_run,
     jobs_of,
+    read_studies,
     read_study,
     runs_of,
     speed_of,
     study_names,
     tuning_of,
 )
+from cbsa.studies.queue import choose_jobs
 from cbsa.train import override
 from cbsa.train.initial import build_model
 from tests.studies.small import MANIFEST, write_manifest
@@ -25,19 +28,20 @@ STUDIES = study_names()
 
 
 def test_studies_of_the_package():
-    assert STUDIES == ["fair", "gap", "ablations"]
+    assert STUDIES == ["fair", "transfer", "analyses", "gap", "ablations", "laptop"]
+    assert [study.name for study in read_studies("all")] == STUDIES[:-1]  # the last is for a CPU
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_model_of_a_study_can_be_made_and_trained(name):
     """All entries, narrow and shallow, through a forward and a backward pass."""
     study = read_study(name)
-    for entry in study.entries:
+    for entry in (entry for entry in study.entries if not entry.start_from):
         job = runs_of(study, entry)[0]
         config = override(job.config(job.rate), ["model.kwargs.embed_dim=12", "model.kwargs.num_heads=2"])
         depth = [] if "crate_cbt" in config.model.name else ["model.kwargs.depth=1"]
         model = build_model(override(config, depth), 5)
-        model(torch.randn(2, 3, 64, 64)).sum().backward()
+        model(torch.randn(2, 3, config.data.img_size, config.data.img_size)).sum().backward()
         missing = [name for name, p in model.named_parameters() if p.grad is None]
         assert not missing, (entry.name, missing)
 
@@ -45,12 +49,16 @@ def test_every_model_of_a_study_can_be_made_and_trained(name):
 def test_the_documentation_counts_the_jobs():
     counts = {name: Counter(job.kind for job in jobs_of(read_study(name))) for name in STUDIES}
     told = {
-        "fair": "{tune} runs that tune, {train} that count, {speed} speeds",
+        "fair": "{tune} runs that tune, {train} that count, 14 of them extra seeds, {speed} speeds",
+        "transfer": "{tune} runs that tune, {train} that count",
+        "analyses": "{analyse} analyses",
         "gap": "{train} runs, {speed} speeds",
-        "ablations": "{train} runs, 3 of them shared with `gap`",
+        "ablations": "{train} runs, 3 of them shared with `gap`, {analyse} analysis",
+        "laptop": "{train} runs",
     }
-    for name, _, cell in table_in((ROOT / "docs" / "studies.md").read_text(), "study | what"):
-        study = name.strip("`")
+    rows = table_in((ROOT / "docs" / "studies.md").read_text(), "study | what")
+    assert [name.strip("`") for name, _, _ in rows] == STUDIES
+    for study, (_, _, cell) in zip(STUDIES, rows, strict=True):
         assert cell == told[study].format(**counts[study])
 
 
@@ -62,11 +70,50 @@ def test_fair_is_fair():
         for entry in (e for e in study.entries if e.group[0] == group):
             config = runs_of(study, entry)[0].config(1e-3)
             settings.add(repr(override(config, ["model.name=x", "model.kwargs={}"])))
-            assert len(entry.seeds) == (3 if group == "T" else 1)
+            assert (entry.seeds, entry.extra_seeds) == (((0, 1, 2), ()) if group == "T" else ((0,), (1, 2)))
         assert len(settings) == 1
     tuned = [job for job in jobs_of(study) if job.kind == TUNE]
     assert all(job.config(job.rate).data.holdout == 0.1 for job in tuned)
     assert {job.entry.name for job in tuned} == {e.name for e in study.entries if e.group[0] == "T"}
+
+
+def test_transfer_starts_from_the_models_of_fair():
+    study, fair = read_study("transfer"), read_study("fair")
+    for entry in study.entries:
+        (job,) = runs_of(study, entry)
+        source = runs_of(fair, fair.entry(entry.start_from.removeprefix("fair/")))[0]
+        assert job.start == source
+        assert job.needs == (source,)
+        config = job.config(None)
+        assert config.model == source.config(None).model
+        assert (config.data.img_size, config.data.dataset) == (64, job.data)
+        assert source.label.startswith(entry.label)
+        assert study.classes_of(entry) == {"cifar10": 10, "pets": 37}[job.data]
+        command = job.command(None, ["data.root=/secret", f"model.weights=/secret/{source.name}"])
+        assert f"model.weights=WORK/{source.name}" in command
+        assert "/secret" not in command
+
+
+def test_what_matters_most_comes_first():
+    jobs = choose_jobs(read_studies("all"))
+    names = [job.name for job in jobs]
+    assert len(set(names)) == len(names)
+    for place, job in enumerate(jobs):  # nothing waits for what comes after it
+        assert not {run.name for run in job.needs} & set(names[place:])
+    assert [job.is_extra for job in jobs] == sorted(job.is_extra for job in jobs)
+    assert names.index("fair/cbsa-t/seed0") < names.index("transfer/cifar10-cbsa-t/seed0")
+    assert names.index("transfer/cifar10-cbsa-t/seed0") < names.index("gap/cbsa/seed0")
+    assert names[-1] == "fair/hybrid-s/seed2"
+
+
+def test_the_run_of_the_same_seed_is_started_from(tmp_path):
+    text = MANIFEST + '[[entries]]\nname = "more"\nstart_from = "cbsa"\nseeds = [1, 7]\n'
+    study = read_study(str(write_manifest(tmp_path, text)))
+    assert [run.start.name for run in runs_of(study, study.entry("more"))] == [
+        "small/cbsa/seed1",
+        "small/cbsa/seed0",
+    ]
+    assert find_run(study, "small/mssa/seed1").name == "small/mssa/seed1"
 
 
 def test_jobs_come_in_the_order_in_which_a_table_fills(tmp_path):
@@ -102,6 +149,16 @@ def test_shared_entries_are_the_jobs_of_the_other_study():
     assert set(shared) <= {job.name for job in jobs_of(read_study("gap"))}
 
 
+def _analysis(command, models, data=""):
+    return f'''
+[[analyses]]
+name = "look"
+command = "{command}"
+models = [{models}]
+data = "{data}"
+'''
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -114,6 +171,17 @@ def test_shared_entries_are_the_jobs_of_the_other_study():
         (MANIFEST.replace('name = "mssa"', 'name = "../mssa"'), "of letters, digits"),
         (MANIFEST[: MANIFEST.index("[[entries]]")] + "entries = []", "unknown setting tuning.entries"),
         (MANIFEST.replace("digits_cbt", "digits_cbb"), "did you mean 'digits_cbt'"),
+        (MANIFEST + 'start_from = "cbsb"', "did you mean 'cbsa'"),
+        (MANIFEST + 'start_from = "fare/cbsa-t"', "did you mean 'fair'"),
+        (MANIFEST + 'start_from = "a/b/c/d"', "expected STUDY/ENTRY"),
+        (MANIFEST + 'start_from = "mssa"', "mssa itself starts from another entry"),
+        (MANIFEST + 'data = "digit"', "did you mean 'digits'"),
+        (MANIFEST + _analysis("fig-ranks", '"cbsa"'), "did you mean 'fig-rank'"),
+        (MANIFEST + _analysis("fig-rank", ""), r"analysis 'look': fig-rank needs models"),
+        (MANIFEST + _analysis("table-complexity", '"cbsa"'), "table-complexity takes no models"),
+        (MANIFEST + _analysis("fig-rank", '"cbsa"'), "say which images, data = NAME"),
+        (MANIFEST + _analysis("fig-rank", '"small/cbsa/seed9"'), r"run of small/cbsa.*seed0"),
+        (MANIFEST + _analysis("table-zero-shot", '"cbsa"', "cifar10"), "data with masks"),
     ],
 )
 def test_mistakes_are_named(tmp_path, text, message):

@@ -14,7 +14,9 @@ from cbsa.experiments import fair, options
 from cbsa.experiments.study_table import Line, lines_of
 from cbsa.studies import queue
 from cbsa.studies.manifest import jobs_of, read_study
-from cbsa.studies.queue import Place, choose_jobs, describe_jobs, work_through
+from cbsa.studies.overview import describe_jobs
+from cbsa.studies.place import Place
+from cbsa.studies.queue import choose_jobs, work_through
 from cbsa.studies.tuning import rate_of
 from cbsa.train import NonFiniteError, train
 from cbsa.train.log import read_epochs
@@ -163,15 +165,15 @@ def test_whatever_breaks_a_job_costs_this_job_alone(manifest, tmp_path, monkeypa
     assert [place.status(job) for job in jobs] == ["failed", "failed"]
     assert place.records.find(jobs[0]).reason in ("AssertionError: in a compiler", "out of memory")
     later = jobs_of(read_study(str(manifest)))[2]
-    assert place.status(later) == "waiting for its rate"  # of those that failed
+    assert place.status(later) == "waiting for others"  # of those that failed
 
 
 def test_a_job_waits_for_its_rate(manifest, tmp_path):
     study = read_study(str(manifest))
     place, said = Place(tmp_path / "out", tmp_path / "work"), Console(record=True, width=300)
     assert not work_through(choose_jobs([study], ["mssa/seed0"]), place, console=said)
-    assert "Waiting for small/cbsa/rate0.001, small/cbsa/rate0.004" in said.export_text()
-    assert place.status(choose_jobs([study], ["mssa/seed0"])[0]) == "waiting for its rate"
+    assert "small/mssa/seed0 waits for small/cbsa/rate0.001, small/cbsa/rate0.004" in said.export_text()
+    assert place.status(choose_jobs([study], ["mssa/seed0"])[0]) == "waiting for others"
 
 
 def test_jobs_are_chosen_by_pattern_and_seeds(manifest):

@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cbsa.cli.inside import run_inside
+from cbsa.cli.laboratory import work_and_show
 from cbsa.cli.reproduce import prepare
-from cbsa.cli.smoke import WORK, Step, smoke_steps
+from cbsa.cli.smoke import RUNS, Step, smoke_steps
+from cbsa.cli.study import OUT, WORK, Data, Limit, Retry, Work
 from cbsa.cli.train import friendly
 
-SCALES = ("smoke",)
+SMOKE, LABORATORY = "smoke", "laboratory"
 _RAN, _FAILED, _LEFT_OUT = "ran", "failed", "left out"
 
 
@@ -32,32 +34,57 @@ class Outcome:
 
 def reproduce_all(
     scale: Annotated[
-        str, typer.Option(help="smoke: tiny models of embedded digits on the CPU, in minutes.")
-    ] = "smoke",
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for everything.")] = Path(
-        "outputs/all-smoke"
-    ),
+        str,
+        typer.Option(
+            help="smoke: tiny models of embedded digits on the CPU, in minutes. laboratory: all studies, "
+            "analyses and tables, hours on a GPU."
+        ),
+    ] = SMOKE,
+    data: Data = None,
+    limit: Limit = 0,
+    retry: Retry = False,
+    studies: Annotated[
+        str, typer.Option(help="Folder of other manifests, or one of them; by default the package's.")
+    ] = "all",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for everything [outputs/all-smoke, outputs/studies]."),
+    ] = None,
+    work: Work = WORK,
 ) -> None:
-    """Run every experiment end to end on tiny settings: does all of it still work?
+    """Run every experiment end to end: at smoke scale to see that all still works, or in a laboratory.
 
-    The numbers mean nothing at this scale. What an earlier call left in the folder is removed.
+    Numbers of smoke mean nothing, and what an earlier call left there is removed. In a laboratory the same
+    command goes on where it was stopped, as cbsa study does, and shows the tables of what there is so far;
+    --data, --limit, --retry, --studies and --work are its options.
     """
+    from cbsa._checks import check_choice
+
+    with friendly():
+        check_choice("--scale", scale, (SMOKE, LABORATORY))
+        if scale == SMOKE and (data or limit or retry or studies != "all"):
+            raise ValueError("--data, --limit, --retry and --studies go with --scale laboratory")
+    if scale == LABORATORY:
+        work_and_show(studies, out or OUT, work, data or (), limit, retry)
+    else:
+        _smoke(out or Path("outputs/all-smoke"))
+
+
+def _smoke(out: Path) -> None:
+    """Run every experiment on tiny settings: does all of it still work?"""
     import torch
 
-    from cbsa._checks import check_choice
     from cbsa.bench.tables import Grid
     from cbsa.experiments.report import save_results
     from cbsa.experiments.scenes import write_scenes
 
-    with friendly():
-        check_choice("--scale", scale, SCALES)
     prepare(out)
     console = Console()
     log = out / "log.txt"
     steps = smoke_steps(out, write_scenes(out / "scenes"))
     if (out / "all.json").is_file():
         log.unlink(missing_ok=True)
-        for folder in (*(step.out for step in steps), out / WORK):
+        for folder in (*(step.out for step in steps), out / RUNS):
             shutil.rmtree(folder, ignore_errors=True)
     outcomes: list[Outcome] = []
     threads = torch.get_num_threads()
@@ -74,8 +101,8 @@ def reproduce_all(
         (o.name, o.status, f"{o.seconds:.1f}", str(o.files), o.folder) for o in outcomes
     ]
     columns = ("experiment", "status", "seconds", "files", "where")
-    console.print(Grid(f"All experiments, scale {scale}", columns, cells).rich())
-    save_results(out / "all.json", {"scale": scale, "steps": [asdict(o) for o in outcomes]})
+    console.print(Grid(f"All experiments, scale {SMOKE}", columns, cells).rich())
+    save_results(out / "all.json", {"scale": SMOKE, "steps": [asdict(o) for o in outcomes]})
     failed = [o.name for o in outcomes if o.status != _RAN]
     console.print(f"What the commands said: {log}", soft_wrap=True)
     if failed:

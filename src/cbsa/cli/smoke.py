@@ -5,8 +5,8 @@ from pathlib import Path
 
 from cbsa.studies.manifest import FOLDER
 
-WORK = "studies-work"  # folder of the study's runs
-SMOKE_STUDY = FOLDER / "smoke" / "digits.toml"
+RUNS = "studies-work"  # folder of the studies' runs
+SMOKE_STUDIES = FOLDER / "smoke"
 _SIZE = {"embed_dim": 16, "depth": 2, "num_heads": 2}
 _SHORT = ("epochs=1", "batch_size=480", "schedule.warmup_epochs=0", "runtime.device=cpu")
 _DIGITS = (*(f"model.kwargs.{k}={v}" for k, v in _SIZE.items()), "data.img_size=16", "augment.padding=2")
@@ -53,6 +53,10 @@ def smoke_steps(out: Path, scenes: Path) -> list[Step]:
     def experiment(name: str, *words: object, needs: str = "") -> Step:
         return Step(("reproduce", name, *words, "--out", out / name), out / name, needs)
 
+    def table(name: str, study: str) -> Step:
+        manifest = SMOKE_STUDIES / f"{study}.toml"
+        return experiment(name, "--study", manifest, "--results", studies, needs="studies")
+
     def look(name: str, *words: object) -> Step:
         return experiment(name, "--model", f"CBT={cbt}", "--device", "cpu", *words, needs="cbt")
 
@@ -75,7 +79,7 @@ def smoke_steps(out: Path, scenes: Path) -> list[Step]:
             ),
             segmenter,
         ),
-        Step(("study", SMOKE_STUDY, "--out", studies, "--work", out / WORK), studies),
+        Step(("study", SMOKE_STUDIES, "--out", studies, "--work", out / RUNS), studies),
         experiment("fig-3d", "--points", 20, "--iterations", 8),
         experiment("table-complexity"),
         experiment("fig-complexity"),
@@ -83,7 +87,8 @@ def smoke_steps(out: Path, scenes: Path) -> list[Step]:
             *("table-throughput", "--device", "cpu", "--models", "cbt_tiny_patch16_224,vit_tiny_patch16_224"),
             *("--size", 32, "--batch", 2, "--precision", "fp32", "--no-compile", "--seconds", 0.01),
         ),
-        experiment("table-fair", "--study", SMOKE_STUDY, "--results", studies, needs="studies"),
+        table("table-fair", "digits"),
+        table("table-transfer", "transfer"),
         experiment("table-ablations", "--results", studies),
         experiment("table-gap", "--results", studies),
         look("fig-coding-rate", "--images", 16, "--untrained"),

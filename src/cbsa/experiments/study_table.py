@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from cbsa._files import prepare_folder, write_text_atomically
 from cbsa.bench.tables import Grid
+from cbsa.experiments.goals import goal_verdicts
 from cbsa.experiments.report import save_results, save_rows
 from cbsa.models import Transformer
 from cbsa.models.costs import closed_form_macs, pairwise_similarities
@@ -68,11 +69,13 @@ def _line(study: Study, entry: Entry, records: Records, found: dict[str, dict[Jo
     }
     job = next(iter(runs))
     rate = rate_of(job, records)
-    model = _model(next(iter(done.values())).config if done else job.config(rate.value), study.classes)
+    known = next((record.config for record in done.values()), None)
+    model = _model(known or job.config(rate.value), job.study.classes_of(job.entry))
     speed = speed_of(study, entry)
     timed = records.find(speed)
     results = [record.result for record in done.values()]
     every = {**runs, **({speed: timed} if study.speed else {})}
+    absent = [job for job, record in every.items() if record is None and not job.is_extra]
     size = int(model.img_size[0])
     return Line(
         entry.name,
@@ -91,15 +94,15 @@ def _line(study: Study, entry: Entry, records: Records, found: dict[str, dict[Jo
         _median([r["memory_gib"] for r in results]),
         _images_s(timed, "training"),
         _images_s(timed, "inference"),
-        tuple(job.name for job, record in every.items() if record is None),
+        tuple(job.name for job in absent),
         {job.name: r.reason for job, r in every.items() if r is not None and r.status == FAILED},
     )
 
 
 def _model(config: TrainConfig, classes: int) -> Transformer:
-    """The model of a run, without memory for its weights."""
+    """The model of a run, without memory for its weights, and without those it started from."""
     with torch.device("meta"):
-        model = build_model(config, classes)
+        model = build_model(replace(config, model=replace(config.model, weights=None)), classes)
     if not isinstance(model, Transformer):
         raise TypeError(f"{config.model.name}: costs are known of this package's transformers alone")
     return model
@@ -138,15 +141,24 @@ def number(value: float | None, form: str) -> str:
 
 
 def remarks(lines: Sequence[Line], study: Study) -> tuple[str, ...]:
-    """What a reader must know: missing and failed jobs, and rates at the edge of what was tried."""
+    """What a reader must know: goals, missing and failed jobs, rates that were not tuned, or at the edge."""
     missing = [name for line in lines for name in line.missing]
-    notes = [f"{name} failed: {why}" for line in lines for name, why in line.failed.items()]
+    notes = [*goal_verdicts(study, lines)]
+    notes += [f"{name} failed: {why}" for line in lines for name, why in line.failed.items()]
+    borrowed = []
+    for entry in study.entries:
+        if entry.tuned_like:
+            source = study.entry(entry.tuned_like)
+            factor = f"{entry.rate_factor:g} × that of {source.label or source.name}"
+            borrowed.append(f"{entry.label or entry.name} ({factor})")
+    if borrowed:
+        notes.append(f"Rates not tuned for themselves: {', '.join(dict.fromkeys(borrowed))}")
     edges = [line.label for line in lines if line.rate_at_edge]
     if edges:
         notes.append(f"Best rate at the edge of those tried: {', '.join(edges)}")
     if missing:
         shown = ", ".join(missing[:6]) + (", …" if len(missing) > 6 else "")
-        notes.append(f"Missing {len(missing)} of the jobs: {shown} (cbsa study {study.name} --data FOLDER)")
+        notes.append(f"Missing {len(missing)} of the jobs: {shown} (cbsa study {study.name} --data …)")
     return tuple(notes)
 
 

@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from cbsa.train import StoppedError
+
 _AGAIN = 1.0  # seconds between two requests to stop: one may come before a run listens
+
+
+class _Interrupted(BaseException):
+    """Not an Exception: no command may take it for a failure of its own."""
 
 
 class Clock:
@@ -43,6 +49,31 @@ class Clock:
             done.set()
             watch.join()
             signal.signal(signal.SIGTERM, before)
+
+    @contextmanager
+    def interrupting(self, name: str) -> Iterator[None]:
+        """Inside, the end of the time and Ctrl-C end at once what cannot save a state; it begins anew later.
+
+        Raises:
+            StoppedError: they did.
+        """
+        raised: list[int] = []
+
+        def interrupt(signum: int, _: Any) -> None:
+            self.asked = True
+            if not raised:  # once: what it interrupts may take a moment to clear up
+                raised.append(signum)
+                raise _Interrupted
+
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        except _Interrupted:
+            message = f"{name} was stopped by signal {raised[0]}; the same command begins it anew"
+            raise StoppedError(raised[0], message) from None
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _watch(self, done: threading.Event) -> None:
         left = self.end - time.monotonic()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cbsa._files import write_text_atomically
-from cbsa.studies.manifest import Job
+from cbsa.studies.jobs import WORK, AnalysisJob, Job
 from cbsa.train.config import TrainConfig
 from cbsa.train.fields import differences, from_dict, to_dict
 from cbsa.train.run_folder import FREE
@@ -28,14 +28,14 @@ class Record:
 
     Attributes:
         status: :data:`DONE` or :data:`FAILED`.
-        config: settings of the run.
+        config: settings of the run; an analysis has none but its command.
         result: accuracy and what else there is to say; empty if it failed.
         reason: why it failed.
         command: the command that does the same without a study.
     """
 
     status: str
-    config: TrainConfig
+    config: TrainConfig | None
     result: dict[str, Any]
     reason: str
     command: str
@@ -51,20 +51,21 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def path(self, job: Job) -> Path:
+    def path(self, job: Job | AnalysisJob) -> Path:
         """The file of a job's result."""
         return self.folder / f"{job.name}.json"
 
-    def find(self, job: Job) -> Record | None:
+    def find(self, job: Job | AnalysisJob) -> Record | None:
         """The result of a job, if there is one."""
         path = self.path(job)
         if not path.is_file():
             return None
         try:
             content = json.loads(path.read_text())
+            settings = content["config"]
             return Record(
                 content["status"],
-                from_dict(TrainConfig, content["config"]),
+                None if settings is None else from_dict(TrainConfig, settings),
                 content["result"],
                 content["reason"],
                 content["command"],
@@ -74,13 +75,20 @@ class Records:
                 f"{path} is not a result of a study ({error!r}): remove it to run anew"
             ) from error
 
-    def expect(self, job: Job, config: TrainConfig) -> Record | None:
-        """The result of a job; an error if it is one of other settings than those given."""
+    def expect(self, job: Job | AnalysisJob, config: TrainConfig | None, command: str) -> Record | None:
+        """The result of a job; an error if it is one of other settings than those given.
+
+        An analysis is compared by its command. The layout of a data set that the manifest names is free.
+        """
         record = self.find(job)
         if record is None:
             return None
-        given = from_dict(TrainConfig, to_dict(config))
-        changed = [name for name in differences(record.config, given) if not name.startswith(FREE)]
+        if config is None or record.config is None:
+            changed = [] if record.command == command else ["the command"]
+        else:
+            free = (*FREE, "data.dataset") if job.data else FREE
+            given = from_dict(TrainConfig, _portable(job, config))
+            changed = [name for name in differences(record.config, given) if not name.startswith(free)]
         if changed:
             raise ValueError(
                 f"{self.path(job)} is a result of other settings ({', '.join(changed)} differ): remove it to "
@@ -90,8 +98,8 @@ class Records:
 
     def put(
         self,
-        job: Job,
-        config: TrainConfig,
+        job: Job | AnalysisJob,
+        config: TrainConfig | None,
         command: str,
         run: Path,
         *,
@@ -100,15 +108,24 @@ class Records:
     ) -> Record:
         """Keep the result of a job, or why it failed, and the epochs of its run."""
         status = FAILED if reason else DONE
-        content: dict[str, Any] = {"job": job.name, "label": job.entry.label, "status": status}
+        content: dict[str, Any] = {"job": job.name, "label": job.label, "status": status}
         content |= {"reason": reason, "command": command, "result": dict(result or {})}
-        settings = to_dict(config)
-        settings["data"]["root"] = None  # where the data lies is not what the result depends on
+        settings = None if config is None else _portable(job, config)
         content["config"] = settings
         write_text_atomically(self.path(job), json.dumps(content, indent=2, allow_nan=False) + "\n")
         if (run / "epochs.csv").is_file():
             keep(run, self.path(job).parent, {"epochs.csv": f"{job.variant}.csv"})
-        return Record(status, from_dict(TrainConfig, settings), content["result"], reason, command)
+        kept = None if settings is None else from_dict(TrainConfig, settings)
+        return Record(status, kept, content["result"], reason, command)
+
+
+def _portable(job: Job | AnalysisJob, config: TrainConfig) -> dict[str, Any]:
+    """Settings without the folders of a machine: no result depends on where data and weights lie."""
+    settings = to_dict(config)
+    settings["data"]["root"] = None
+    if job.needs:
+        settings["model"]["weights"] = f"{WORK}/{job.needs[0].name}"
+    return settings
 
 
 def result_of(summary: Mapping[str, Any], run: Path) -> dict[str, Any]:

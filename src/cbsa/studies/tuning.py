@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from cbsa.studies.manifest import TRAIN, Job, tuning_of
+from cbsa.studies.jobs import TRAIN, Job
+from cbsa.studies.manifest import tuning_of
 from cbsa.studies.records import DONE, Records
 
 
