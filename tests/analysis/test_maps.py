@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cbsa.analysis import attention_maps
+from cbsa.analysis import attention_factors, attention_maps, extraction_factors
 from tests import truth
 from tests.analysis.models import pixels, small_model, states
 from tests.compare import DEVICES, assert_close
@@ -70,6 +70,30 @@ def check(model, images, expected_rows, query, grid):
 def test_cbsa_is_a_row_of_the_papers_matrix(attention, size, query, kwargs):
     model, grid = small_model(attention, **kwargs), GRIDS[size]
     check(model, pixels(*size), lambda attn, x: truth_rows(attn, x, grid, query), query, grid)
+
+
+@pytest.mark.parametrize("broadcast", ["per_token", "softmax"])
+@pytest.mark.parametrize("query", [0, 6])
+@torch.no_grad()
+def test_other_broadcasts_have_their_own_weights_of_the_query(broadcast, query):
+    """Not A_k A_kᵀ there: row = weights[query]·A_k, against the dense product."""
+
+    def rows(attn, x):
+        found = []
+        for w in heads_of(attn.proj, x, 3):
+            scores = attn.head_dim**-0.5 * w @ pooled(w, (5, 3), False).T  # N×m
+            a = scores.softmax(0)
+            weights = scores.softmax(1) if broadcast == "softmax" else a / a.sum(1, keepdim=True)
+            found.append((weights @ a.T)[query])
+        return torch.stack(found)
+
+    model, images = small_model(attention_kwargs={"broadcast": broadcast}), pixels(20, 12)
+    check(model, images, rows, query, (5, 3))
+    maps = attention_maps(model, images, query=query, normalize=False).maps.flatten(-2)
+    assert_close(extraction_factors(model, images).row(query)[..., 1:], maps, 1e-12)
+    for layer, found in zip(maps, attention_factors(model, images).factors, strict=True):
+        assert_close(found.row(query)[..., 1:], layer, 1e-12)
+        assert len(found.factors) == 2  # both are stored, where they differ
 
 
 @pytest.mark.parametrize("attention", ["mssa", "mhsa"])

@@ -108,6 +108,20 @@ def test_rows_of_cbsa_against_the_dense_product(browser, tmp_path):
                 assert (row - truth).abs().max() < 0.06 * truth.max()
 
 
+def test_rows_of_cbsa_with_another_broadcast(browser, tmp_path):
+    looked = subject(depth=1, attention_kwargs={"broadcast": "softmax"})
+    browser.open(write(tmp_path, [looked]))
+    ((_, (w,)),) = projected(looked, tmp_path / "a.png")
+    a, _ = dense_extraction(w, (6, 6), (2, 3))
+    initial = F.adaptive_avg_pool2d(w[:, 1:].mT.unflatten(-1, (6, 6)), (2, 3)).flatten(2).mT
+    dense = (w.shape[-1] ** -0.5 * w @ initial.mT).softmax(-1) @ a  # (H, N, N)
+    for head, token in ((0, 0), (1, 20), (2, 36)):
+        row = torch.tensor(browser.evaluate(f"cbsaExplorer.row(0, 0, {head}, {token})")).double()
+        truth = dense[head, token]
+        assert (row - truth).abs().max() < 0.03 * truth.max()
+        assert (a[head, :, token] @ a[head] - truth).abs().max() > 0.1 * truth.max()  # what A Aᵀ would be
+
+
 def test_rows_of_softmax_attention_against_the_dense_softmax(browser, tmp_path):
     looked = subject(["mssa", "mhsa", "mssa"])
     browser.open(write(tmp_path, [looked]))

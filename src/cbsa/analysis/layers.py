@@ -69,8 +69,8 @@ class Layer(ABC):
     def __init__(self, block: nn.Module) -> None:
         self.block: Any = block
         self.attention = self.block.attn
-        self.norm: nn.Module = getattr(self.block, "norm1", None) or self.block.norm
-        self.next_norm: nn.Module | None = getattr(self.block, "norm2", None)
+        self.norm: Any = getattr(block, "norm1", None) or block.norm  # that of a decoder's layer has no number
+        self.next_norm: Any = getattr(block, "norm2", None)
 
     @abstractmethod
     def grid(self, args: tuple[Any, ...]) -> Grid:

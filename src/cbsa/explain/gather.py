@@ -66,7 +66,10 @@ def check_stored_size(subject: Subject) -> None:
     tokens, total = tokens_of(subject), 0
     for block in subject.model.blocks:
         attention: Any = block.attn
-        width = attention.num_representatives if isinstance(attention, CBSA) else 4 * attention.head_dim
+        if isinstance(attention, CBSA):
+            width = attention.num_representatives * (1 if attention.broadcast == "transpose" else 2)
+        else:
+            width = 4 * attention.head_dim
         total += attention.num_heads * width * tokens
     if total > MOST_BYTES:
         raise ValueError(
@@ -105,6 +108,7 @@ def _store_factors(packer: Packer, layer: LayerFactors) -> dict[str, Any]:
     stored: dict[str, Any] = {"kind": layer.kind}
     if layer.kind == "extraction":
         stored["weights"] = packer.weights(kept[0])
+        stored["broadcast"] = packer.weights(kept[1]) if len(kept) > 1 else stored["weights"]
     elif layer.kind == "membership":
         stored["share"] = packer.numbers(kept[0], batch=1)
     elif layer.kind in ("softmax", "kernel"):
