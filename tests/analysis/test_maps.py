@@ -1,12 +1,15 @@
 """Attention maps against the whole N×N matrices, written out token by token."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from cbsa.analysis import attention_factors, attention_maps, extraction_factors
+from cbsa.analysis import attention_factors, attention_maps, extraction_factors, zero_shot_segmentation
 from tests import truth
 from tests.analysis.models import pixels, small_model, states
 from tests.compare import DEVICES, assert_close
+from tests.largest import LargestTensor
 
 GRIDS = {(20, 12): (5, 3), (9, 29): (3, 8), (4, 4): (1, 1)}  # sizes in pixels -> patches
 
@@ -172,6 +175,18 @@ def test_hybrids_are_refused_only_where_asked_for():
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         attention_maps(small_model(), pixels(20, 12), **arguments)
+
+
+@pytest.mark.parametrize("attention", ["cbsa", "mssa", "mhsa", "linear"])
+def test_nothing_of_n_by_n_at_high_resolution(attention):
+    size = 240  # as 960 px in patches of 16: 3,601 tokens
+    model = small_model(attention, depth=2).float()
+    images, masks = torch.randn(1, 2, size, size), torch.ones(1, size, size, dtype=torch.long)
+    tokens = 1 + (size // 4) ** 2
+    for probe in (attention_maps, partial(zero_shot_segmentation, masks=masks)):
+        with LargestTensor() as watch:
+            probe(model, images)
+        assert tokens < watch.entries < tokens**2 / 10
 
 
 @pytest.mark.parametrize("device", DEVICES)
