@@ -134,7 +134,7 @@ def test_the_digits_demo_is_the_default(run_folder, tmp_path, monkeypatch):
 
 
 def test_models_of_the_digits_by_name(run_folder, tmp_path, monkeypatch):
-    """As `cbsa reproduce` names them, and under the same label; those that are there are not trained again."""
+    """As `cbsa reproduce` names them, under the same label; those that are there are not trained again."""
     monkeypatch.chdir(tmp_path)
     for name in ("run", "crate_cbt"):
         shutil.copytree(run_folder, tmp_path / "outputs" / "demo" / name)

@@ -69,9 +69,7 @@ class Layer(ABC):
     def __init__(self, block: nn.Module) -> None:
         self.block: Any = block
         self.attention = self.block.attn
-        self.norm: Any = (
-            getattr(block, "norm1", None) or block.norm
-        )  # that of a decoder's layer has no number
+        self.norm: Any = getattr(block, "norm1", None) or block.norm
         self.next_norm: Any = getattr(block, "norm2", None)
 
     @abstractmethod

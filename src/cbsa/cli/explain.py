@@ -18,7 +18,7 @@ def explain(
         typer.Option(
             "--model",
             "-m",
-            help="Folder of a run or of weights, a registered name, or digits:NAME; again for models beside it. "
+            help="Folder of a run or of weights, a registered name, or digits:NAME; again for others beside. "
             "LABEL=MODEL says what to call one. By default the digits demo.",
         ),
     ] = None,
