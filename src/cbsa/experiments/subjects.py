@@ -38,7 +38,7 @@ class Subject:
         """The same model with random weights, always the same ones: a control."""
         if not isinstance(self.model, Transformer):
             raise TypeError(
-                f"{self.label} is a {type(self.model).__name__}, and random weights are drawn for models of cbsa "
+                f"{self.label} is a {type(self.model).__name__}, and random weights are for models of cbsa "
                 "alone: leave out --untrained"
             )
         model = copy.deepcopy(self.model)
