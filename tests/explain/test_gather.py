@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cbsa.analysis import coding_rates, reduced_coding_rates
+from cbsa.analysis.projection import principal, turn_towards
 from cbsa.explain.gather import gather
-from cbsa.explain.projection import principal, turn_towards
 from tests.explain.pages import subject
 from tests.explain.test_pack import bytes_of, unpack
 from tests.largest import LargestTensor
