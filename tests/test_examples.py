@@ -50,7 +50,7 @@ def test_look_inside_runs(tmp_path, monkeypatch, capsys):
             if isinstance(shown, Figure):
                 shown.draw_without_rendering()
                 figures.append(shown)
-    assert len(figures) == 9
+    assert len(figures) == 12
     assert names["result"].summary["top1"] > 90, "the notebook's model did not learn"
     assert "of the test images are right" in capsys.readouterr().out
     # What the text says of the results: learning brings both reductions together.

@@ -139,5 +139,19 @@ def test_models_in_the_benchmarks_page_are_those_committed():
         assert said == verdict([at["vit_small_patch16_224"]["cbt_over_this"]], [float(target)])
 
 
+def test_pages_of_the_explorer_are_those_committed():
+    data = json.loads((ROOT / "benchmarks/results/cpu/explorer_page.json").read_text())
+    rows = {(row["model"], row["size"]): row for row in data["rows"]}
+    text = (ROOT / "docs/explorer.md").read_text()
+    table = table_in(text, "`cbsa explain IMAGE -m …`")
+    assert len(table) * 2 == len(rows)
+    for model, *cells in table:
+        found = [rows[model.strip("`"), size] for size in (224, 960)]
+        assert cells == [
+            s for row in found for s in (f"{row['bytes'] / 1e6:.1f} MB", f"{row['cpu_s']:.1f} s")
+        ]
+    assert ("shared with other work" in text) == data["cores_shared"]
+
+
 def test_readme_has_snippets():
     assert sum(p.id.startswith("README.md") for p in python_snippets()) >= 2

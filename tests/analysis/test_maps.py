@@ -1,12 +1,15 @@
 """Attention maps against the whole N×N matrices, written out token by token."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from cbsa.analysis import attention_maps
+from cbsa.analysis import attention_factors, attention_maps, extraction_factors, zero_shot_segmentation
 from tests import truth
 from tests.analysis.models import pixels, small_model, states
 from tests.compare import DEVICES, assert_close
+from tests.largest import LargestTensor
 
 GRIDS = {(20, 12): (5, 3), (9, 29): (3, 8), (4, 4): (1, 1)}  # sizes in pixels -> patches
 
@@ -70,6 +73,30 @@ def check(model, images, expected_rows, query, grid):
 def test_cbsa_is_a_row_of_the_papers_matrix(attention, size, query, kwargs):
     model, grid = small_model(attention, **kwargs), GRIDS[size]
     check(model, pixels(*size), lambda attn, x: truth_rows(attn, x, grid, query), query, grid)
+
+
+@pytest.mark.parametrize("broadcast", ["per_token", "softmax"])
+@pytest.mark.parametrize("query", [0, 6])
+@torch.no_grad()
+def test_other_broadcasts_have_their_own_weights_of_the_query(broadcast, query):
+    """Not A_k A_kᵀ there: row = weights[query]·A_k, against the dense product."""
+
+    def rows(attn, x):
+        found = []
+        for w in heads_of(attn.proj, x, 3):
+            scores = attn.head_dim**-0.5 * w @ pooled(w, (5, 3), False).T  # N×m
+            a = scores.softmax(0)
+            weights = scores.softmax(1) if broadcast == "softmax" else a / a.sum(1, keepdim=True)
+            found.append((weights @ a.T)[query])
+        return torch.stack(found)
+
+    model, images = small_model(attention_kwargs={"broadcast": broadcast}), pixels(20, 12)
+    check(model, images, rows, query, (5, 3))
+    maps = attention_maps(model, images, query=query, normalize=False).maps.flatten(-2)
+    assert_close(extraction_factors(model, images).row(query)[..., 1:], maps, 1e-12)
+    for layer, found in zip(maps, attention_factors(model, images).factors, strict=True):
+        assert_close(found.row(query)[..., 1:], layer, 1e-12)
+        assert len(found.factors) == 2  # both are stored, where they differ
 
 
 @pytest.mark.parametrize("attention", ["mssa", "mhsa"])
@@ -148,6 +175,18 @@ def test_hybrids_are_refused_only_where_asked_for():
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         attention_maps(small_model(), pixels(20, 12), **arguments)
+
+
+@pytest.mark.parametrize("attention", ["cbsa", "mssa", "mhsa", "linear"])
+def test_nothing_of_n_by_n_at_high_resolution(attention):
+    size = 240  # as 960 px in patches of 16: 3,601 tokens
+    model = small_model(attention, depth=2).float()
+    images, masks = torch.randn(1, 2, size, size), torch.ones(1, size, size, dtype=torch.long)
+    tokens = 1 + (size // 4) ** 2
+    for probe in (attention_maps, partial(zero_shot_segmentation, masks=masks)):
+        with LargestTensor() as watch:
+            probe(model, images)
+        assert tokens < watch.entries < tokens**2 / 10
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from cbsa.train import override, train
 from cbsa.train.trained import open_trained
 from tests.data.real import real_data
 from tests.data.test_masks import write_voc
+from tests.explain.test_images import BAD
 
 SMALL = [
     *("model.kwargs.embed_dim=16", "model.kwargs.depth=2", "model.kwargs.num_heads=2", "data.img_size=16"),
@@ -127,6 +129,25 @@ def test_fig_attn_map(reproduce, home, model):
     assert {row["title"] for row in rows} <= set("0123456789")
     spread = attn_map.effective_patches(expected.double()).mean(1).tolist()
     assert [entry["effective_patches"] for entry in numbers["spread"]] == pytest.approx(spread, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["not an image", "truncated jpeg", "bomb", "10,000 px square"])
+def test_maps_of_files_that_are_refused(reproduce, tmp_path, kind):
+    data, message = BAD[kind]
+    (tmp_path / "photo.png").write_bytes(data)
+    said = reproduce("fig-attn-map", "-i", tmp_path / "photo.png", "-o", tmp_path / "out", code=2)
+    assert "photo.png" in said
+    assert re.search(message, said)
+    assert not list((tmp_path / "out").glob("*.png"))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (10_000, 30)])
+def test_maps_of_images_of_odd_sizes(reproduce, tmp_path, size):
+    Image.new("RGB", size, (10, 200, 30)).save(tmp_path / "odd.png")
+    reproduce("fig-attn-map", "-i", tmp_path / "odd.png", "-o", tmp_path / "out", "--layers", 1)
+    rows, numbers = files(tmp_path / "out", "fig-attn-map")
+    assert numbers["size"] == [16, 16]
+    assert sum(column(rows, "share")) == pytest.approx(1)
 
 
 def test_maps_of_image_files(reproduce, tmp_path):

@@ -141,6 +141,36 @@ def test_zero_shot_on_photographs():
     assert f"({by_layer[12]} in layer 12, {by_layer[1]} in layer 1)" in TEXT
 
 
+def test_ranks_on_photographs():
+    with open(PHOTOS / "fig-rank.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    ours, untrained = ([row for row in rows if row["model"] == m] for m in ("CBT", "CBT, untrained"))
+
+    def of(rows, name):
+        return [float(row[name]) for row in rows]
+
+    full = sum(rank == 64 for rank in of(ours, "lowest_rank"))
+    lowest = min(ours, key=lambda row: float(row["lowest_rank"]))
+    assert (len(ours), full, sum(rank < 64 for rank in of(ours, "rank"))) == (36, 32, 4)
+    assert "here 32 of the 36 heads\nof the trained CBT have it on every image, and 4 average below" in TEXT
+    where = f"layer {int(lowest['layer']) + 1}, head {int(lowest['head']) + 1}"
+    said = f"down to {float(lowest['lowest_rank']):.0f} on one image ({where}, {float(lowest['rank']):.1f} on"
+    assert said in TEXT
+    assert set(of(untrained, "lowest_rank")) == {64.0}
+    means = [f"{sum(of(r, 'effective_rank')) / len(r):.1f}" for r in (ours, untrained)]
+    low, high = min(of(ours, "effective_rank")), max(of(ours, "effective_rank"))
+    assert f"{means[0]} on average after it ({low:.1f} to {high:.1f} by head), {means[1]} before" in TEXT
+
+
+def test_maps_of_photographs():
+    spread = results("fig-attn-map", PHOTOS)["spread"]
+    names = {"patches that hold 60 %": "patches_with_60_percent", "effective patches": "effective_patches"}
+    for what, *cells in table_in(TEXT, "photographs: map of CLS"):
+        model, _, name = what.partition(": ")
+        own = {row["layer"]: row[names[name]] for row in spread if row["model"] == model}
+        assert cells == [f"{own[layer]:.1f}" for layer in (0, 5, 11)]
+
+
 def test_runs_behind_the_photographs():
     tops = [results("summary", PHOTOS / "runs" / name)["top1"] for name in ("cbt", "crate")]
     assert f"{tops[0]:.1f} and\n{tops[1]:.1f} % top-1" in TEXT

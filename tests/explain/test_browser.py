@@ -59,6 +59,14 @@ def two(tmp_path_factory):
     return write(tmp_path_factory.mktemp("two"), models, ("a.png", "b.png"))
 
 
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """As in the paper's figures: CBT, CRATE and the hybrid of both."""
+    kinds = {"CBT": "cbsa", "CRATE": "mssa", "CRATE+CBT": ["mssa", "cbsa", "cbsa"]}
+    models = [subject(attention, name=name) for name, attention in kinds.items()]
+    return write(tmp_path_factory.mktemp("three"), models)
+
+
 def shot(browser, selector, tmp_path):
     """Pixels of one element."""
     left, top = browser.place(selector, 0, 0)
@@ -106,6 +114,20 @@ def test_rows_of_cbsa_against_the_dense_product(browser, tmp_path):
                 truth = dense[head, token]
                 assert (row - truth).abs().le(bound[head, token] + 2e-5 * truth.max()).all()
                 assert (row - truth).abs().max() < 0.06 * truth.max()
+
+
+def test_rows_of_cbsa_with_another_broadcast(browser, tmp_path):
+    looked = subject(depth=1, attention_kwargs={"broadcast": "softmax"})
+    browser.open(write(tmp_path, [looked]))
+    ((_, (w,)),) = projected(looked, tmp_path / "a.png")
+    a, _ = dense_extraction(w, (6, 6), (2, 3))
+    initial = F.adaptive_avg_pool2d(w[:, 1:].mT.unflatten(-1, (6, 6)), (2, 3)).flatten(2).mT
+    dense = (w.shape[-1] ** -0.5 * w @ initial.mT).softmax(-1) @ a  # (H, N, N)
+    for head, token in ((0, 0), (1, 20), (2, 36)):
+        row = torch.tensor(browser.evaluate(f"cbsaExplorer.row(0, 0, {head}, {token})")).double()
+        truth = dense[head, token]
+        assert (row - truth).abs().max() < 0.03 * truth.max()
+        assert (a[head, :, token] @ a[head] - truth).abs().max() > 0.1 * truth.max()  # what A Aᵀ would be
 
 
 def test_rows_of_softmax_attention_against_the_dense_softmax(browser, tmp_path):
@@ -400,9 +422,37 @@ def test_a_browser_that_cannot_read_the_data_says_so(browser, one):
 # --- screens ----------------------------------------------------------------------------------------------
 
 
+def test_three_models_with_a_hybrid(browser, three):
+    """Side by side on a desktop; each layer of the hybrid shows what it has."""
+    browser.open(three)
+    shown = "[...document.querySelectorAll('#look h3')].filter(e => e.offsetParent).map(e => e.textContent)"
+    assert browser.evaluate(shown) == ["CBT", "CRATE", "CRATE+CBT"]
+    tops = browser.evaluate(
+        "[...document.querySelectorAll('#look canvas')].map(e => e.getBoundingClientRect().top)"
+    )
+    assert len(set(tops)) == 1  # in one row
+    browser.click("#look .column:nth-child(3) canvas", 1.5 / 6, 2.5 / 6)
+    assert browser.evaluate("cbsaExplorer.views.map(view => view.maps.query)") == [14, 14, 14]
+    hybrid = "#representatives .column:nth-child(3)"
+    assert "Layer 1 is MSSA, which has no representatives" in browser.text(f"{hybrid} .placeholder")
+    browser.click("#heads .column:nth-child(3) .matrix button[aria-label='Layer 2, CBSA, head 1']")
+    assert browser.text(f"{hybrid} .regions .caption").startswith("Layer 2, head 1: ")
+    assert "Layer 2 is MSSA" in browser.text("#representatives .column:nth-child(2) .placeholder")
+    sums = browser.evaluate(
+        "cbsaExplorer.views.map((_, i) => cbsaExplorer.row(i, 1, 0, 14).reduce((a, b) => a + b))"
+    )
+    assert sums[1] == pytest.approx(1)  # a row of a softmax
+    browser.resize(375, 700, mobile=True)
+    browser.settle()
+    for number, name in enumerate(("CBT", "CRATE", "CRATE+CBT"), start=1):
+        browser.tap(f"#models button:nth-child({number})")
+        assert browser.evaluate(shown) == [name]
+
+
 @pytest.mark.parametrize("width", [375, 768, 1280])
-def test_nothing_is_wider_than_the_window(browser, two, width):
-    browser.open(two, width=width, touch=width < 500)
+@pytest.mark.parametrize("page", ["two", "three"])
+def test_nothing_is_wider_than_the_window(browser, request, page, width):
+    browser.open(request.getfixturevalue(page), width=width, touch=width < 500)
     assert browser.evaluate("document.documentElement.scrollWidth") == width
     wide = browser.evaluate(f"""[...document.querySelectorAll("main *, header *, .bar *")]
         .filter(e => e.getBoundingClientRect().right > {width} + 1 && !e.closest(".matrix-box, #picker"))

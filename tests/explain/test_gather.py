@@ -6,14 +6,13 @@ import zlib
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from cbsa.analysis import coding_rates, reduced_coding_rates
+from cbsa.analysis.projection import principal, turn_towards
 from cbsa.explain.gather import gather
-from cbsa.explain.projection import principal, turn_towards
 from tests.explain.pages import subject
 from tests.explain.test_pack import bytes_of, unpack
+from tests.largest import LargestTensor
 
 
 def pixels(size=24):
@@ -73,21 +72,6 @@ def test_kinds_by_layer():
     mssa, mhsa = view["layers"][1:3]
     assert mssa["queries"] == mssa["keys"]  # one projection, stored once
     assert mhsa["queries"] != mhsa["keys"]
-
-
-class LargestTensor(TorchDispatchMode):
-    """Watches how many entries the largest tensor of any operation has."""
-
-    def __init__(self):
-        super().__init__()
-        self.entries = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **kwargs or {})
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                self.entries = max(self.entries, leaf.numel())
-        return out
 
 
 @pytest.mark.parametrize("attention", ["cbsa", "mssa"])

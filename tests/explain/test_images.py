@@ -130,17 +130,39 @@ def test_modes_come_out_as_8_bit_colours(mode, tmp_path):
     assert np.abs(back - np.asarray(shown)).max() < 1e-2
 
 
-def test_turned_upright_by_its_exif_orientation(tmp_path):
+# By the orientation: where EXIF says that the first row and column meet, and the first row's other end.
+ENDS = {
+    1: ("top left", "top right"),
+    2: ("top right", "top left"),
+    3: ("bottom right", "bottom left"),
+    4: ("bottom left", "bottom right"),
+    5: ("top left", "bottom left"),
+    6: ("top right", "bottom right"),
+    7: ("bottom right", "top right"),
+    8: ("bottom left", "top left"),
+}
+CORNERS = {
+    f"{row} {column}": (y, x)
+    for row, y in (("top", slice(12)), ("bottom", slice(12, None)))
+    for column, x in (("left", slice(12)), ("right", slice(12, None)))
+}
+
+
+@pytest.mark.parametrize("orientation", ENDS)
+def test_turned_upright_by_its_exif_orientation(orientation, tmp_path):
     lying = Image.new("RGB", (24, 24), "white")
-    lying.paste((255, 0, 0), (0, 0, 12, 12))  # red in the upper left
+    lying.paste((255, 0, 0), (0, 0, 12, 12))  # red where the first row begins, blue where it ends
+    lying.paste((0, 0, 255), (12, 0, 24, 12))
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90° clockwise
+    exif[0x0112] = orientation
     path = tmp_path / "phone.jpg"
     lying.save(path, quality=98, exif=exif)
-    shown, _ = see(open_image(path), DATA, "phone")
-    red = np.asarray(shown)[..., 1] < 100
-    assert red[:12, 12:].mean() > 0.9  # upper right
-    assert red[:, :12].mean() < 0.05
+    shown = np.asarray(see(open_image(path), DATA, "phone")[0]).astype(int)
+    for corner, (y, x) in CORNERS.items():
+        red, green, blue = shown[y, x].mean((0, 1))
+        assert (red - blue > 150) == (corner == ENDS[orientation][0])
+        assert (blue - red > 150) == (corner == ENDS[orientation][1])
+        assert (green > 150) == (corner not in ENDS[orientation])
 
 
 def test_grey_models_see_grey(tmp_path):

@@ -84,7 +84,7 @@ def test_weights_go_to_names_in_order(weights, monkeypatch):
 
 
 def test_models_that_probes_cannot_look_into():
-    with pytest.raises(TypeError, match="is a ToST, which the probes cannot look into: take a model of"):
+    with pytest.raises(TypeError, match="is a ToST, for which the page has no place: take a model of"):
         open_subject("tost_cab_tiny_12_patch16_224")
 
 
@@ -133,6 +133,21 @@ def test_the_digits_demo_is_the_default(run_folder, tmp_path, monkeypatch):
     assert (tmp_path / "outputs" / "explorer.html").is_file()
 
 
+def test_models_of_the_digits_by_name(run_folder, tmp_path, monkeypatch):
+    """As `cbsa reproduce` names them, under the same label; those that are there are not trained again."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("run", "crate_cbt"):
+        shutil.copytree(run_folder, tmp_path / "outputs" / "demo" / name)
+    page = tmp_path / "page.html"
+    result = run(picture(tmp_path / "a.png"), "-m", "digits", "-m", "two=digits:crate_cbt", "-o", page)
+    assert result.exit_code == 0, result.output
+    text = page.read_text().split('id="index">')[1].split("</script>")[0]
+    assert [model["name"] for model in json.loads(text)["models"]] == ["CBT (digits)", "two"]
+    result = run(tmp_path / "a.png", "-m", "digits:crat", "-o", page)
+    assert result.exit_code == 2
+    assert "did you mean 'crate'" in plain(result)
+
+
 def test_images_of_the_runs_own_data_set(run_folder, tmp_path):
     """The embedded digits, one a class from all of their range; the name tells the class."""
     page = tmp_path / "page.html"
@@ -171,7 +186,7 @@ def test_no_image_and_no_run(weights):
         (["{folder}/a.png", "-m", NAME, "--size", "2"], "is less than one patch"),
         (["{folder}/a.png", "-m", NAME, "--size", "90000"], "give a smaller --size"),
         (["{folder}/a.png", "-m", NAME, "-o", "{folder}"], "is a folder: give the file to write"),
-        (["{folder}/a.png", "-m", "tost_cab_tiny_12_patch16_224"], "the probes cannot look into"),
+        (["{folder}/a.png", "-m", "tost_cab_tiny_12_patch16_224"], "for which the page has no place"),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_one_message(arguments, message, tmp_path):

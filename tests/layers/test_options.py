@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from cbsa.analysis.extraction import extraction
+from cbsa.analysis.layers import OwnLayer
 from cbsa.layers import CBSA, MSSA, build_attention
 from cbsa.models import create_model
 from cbsa.models.costs import closed_form_macs, counted_macs, pairwise_similarities
 from cbsa.ops import contract_broadcast
 from cbsa.ops.extended import both_weights, extended_contract_broadcast
+from cbsa.segmentation.decoders.layer import DecoderLayer
 from tests import truth
 from tests.compare import assert_close
 
@@ -167,10 +168,12 @@ def test_probes_see_what_the_layer_computes(options):
     """The parts that probes put together are the operator."""
     layer = CBSA(16, 2, representatives=(2, 3), **options).double()
     x = torch.randn(2, 1 + 20, 16, dtype=torch.float64)
-    w, reps, a = extraction(layer, x, (4, 5))
-    r = reps + layer.step_rep[:, None, None] * (a @ w)
-    out = layer.step_out[:, None, None] * (layer.broadcast_weights(w, reps) @ layer.contract(r))
-    assert_close(out, layer.attend((w,), (4, 5), None), 1e-12)
+    probed = OwnLayer(DecoderLayer(layer))
+    streams = probed.streams(x)
+    found = probed.extraction(streams, (4, 5))
+    _, contracted = found.representatives()
+    out = found.step_out[:, None, None] * (found.broadcast.mT @ contracted)
+    assert_close(out, layer.attend(streams, (4, 5), None), 1e-12)
 
 
 def test_fixed_steps_are_no_parameters_and_are_kept_with_the_weights():

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import cbsa
 from cbsa.adaptation import AdaptedAttention, load_adapted
 from cbsa.adaptation.costs import adapted_macs
+from cbsa.analysis import extraction_rank
 from cbsa.models import CheckpointError
 from cbsa.train import NonFiniteError, evaluate, override, recipe, train
 from cbsa.train.adaptation.config import AdaptConfig, DistillConfig, SwapConfig
@@ -200,6 +201,7 @@ def test_a_saved_model_has_its_style_again(whole):
         trained = open_trained(str(whole.folder / name))
         assert sum(isinstance(m, AdaptedAttention) for m in trained.model.modules()) == 3
     assert torch.equal(open_trained(str(whole.folder)).model(images), expected)
+    assert extraction_rank(open_trained(str(whole.folder)).model, images).layers == (0, 1, 2)
     assert assess(config_of_run(whole.folder)).metrics.top1 == whole.summary["top1"]
     again = configure(adapt_recipe("digits_adapt"), str(whole.folder / "model"))
     assert again.model.kwargs == SIZE

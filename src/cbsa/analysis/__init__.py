@@ -1,5 +1,6 @@
 """Probes of a trained model, one per file: they return tensors, drawing is :mod:`cbsa.report`'s."""
 
+from cbsa.analysis.anatomy import Anatomy
 from cbsa.analysis.contraction import Representatives, representatives
 from cbsa.analysis.extraction import ExtractionFactors, extraction_factors
 from cbsa.analysis.factors import AttentionFactors, LayerFactors, attention_factors
@@ -12,6 +13,7 @@ from cbsa.analysis.segmentation import ZeroShotSegmentation, zero_shot_segmentat
 from cbsa.analysis.states import token_states
 
 __all__ = [
+    "Anatomy",
     "AttentionFactors",
     "AttentionMaps",
     "CodingRates",

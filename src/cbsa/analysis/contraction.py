@@ -2,19 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cbsa.analysis.batches import Images, image_batches
-from cbsa.analysis.extraction import cbsa_layers, extraction
-from cbsa.analysis.probing import probing, to_blocks
-from cbsa.layers import CBSA
-from cbsa.models import Transformer
-from cbsa.ops.precision import no_autocast
-from cbsa.ops.reference import per_head
+from cbsa.analysis.layers import Grid, Layer
+from cbsa.analysis.probing import probing
 
 
 @dataclass(frozen=True)
@@ -26,15 +20,14 @@ class Representatives:
     layers: tuple[int, ...]  # which layers of the model these are, from 0
 
 
-def representatives(
-    model: Transformer, images: Images, layers: Sequence[int] | None = None
-) -> Representatives:
+def representatives(model: nn.Module, images: Images, layers: Sequence[int] | None = None) -> Representatives:
     """Take the representatives of CBSA and Agent layers as they are extracted, and contracted.
 
-    Agent attention does not contract: both are the same there.
+    Agent attention does not contract: both are the same there. In an adapted ViT values stand for w.
 
     Args:
-        model: a :class:`cbsa.models.Transformer` with such layers; its mode and hooks are left as they were.
+        model: a model with such layers (:class:`cbsa.analysis.Anatomy` says of which kinds); its mode and
+            hooks are left as they were.
         images: (B, C, height, width), of any size, or an iterable of such batches.
         layers: which blocks, counted from 0, or from the end if negative; by default those with CBSA.
 
@@ -43,20 +36,14 @@ def representatives(
     """
     taken: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def look(index: int, layer: CBSA, args: tuple[Any, ...]) -> None:
-        w, initial, a = extraction(layer, *args)
-        with no_autocast(w.device):
-            r = initial + per_head(layer.step_rep, w.dtype) * (a @ w)  # (B, H, m, p)
-            c = layer.contract(r)
-        taken.setdefault(index, []).append((r, c))
+    def look(index: int, layer: Layer, streams: Sequence[Tensor], grid: Grid) -> None:
+        taken.setdefault(index, []).append(layer.extraction(streams, grid).representatives())
 
-    with probing(model) as stack:
-        wanted = cbsa_layers(model, layers)
-        for index in dict.fromkeys(wanted):
-            block: Any = model.blocks[index]
-            stack.enter_context(block.attn.register_forward_pre_hook(partial(look, index)))
+    with probing(model) as (anatomy, stack):
+        wanted = anatomy.with_representatives(layers)
+        anatomy.watch(stack, wanted, look)
         for batch in image_batches(images):
-            to_blocks(model, batch)
+            anatomy.run(batch)
     extracted, contracted = (
         tuple(torch.cat([pair[i] for pair in taken[index]]) for index in wanted) for i in (0, 1)
     )

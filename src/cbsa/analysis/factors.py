@@ -2,30 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cbsa._checks import check_int
 from cbsa.analysis.batches import Images, image_batches
-from cbsa.analysis.extraction import block_indices, extraction_of, one_grid
-from cbsa.analysis.probing import head_tokens, probing, to_blocks
-from cbsa.layers import CBSA, MHSA, MSSA, TSSA, Attention, LinearAttention
-from cbsa.models import Transformer
+from cbsa.analysis.layers import Grid, Layer
+from cbsa.analysis.probing import one_grid, probing
 from cbsa.ops.linear import KERNELS
-from cbsa.ops.precision import accumulation_dtype, no_autocast
-
-KINDS = ("extraction", "softmax", "kernel", "membership", "none")
 
 
 @dataclass(frozen=True)
 class LayerFactors:
     """Factors of one layer; what they are depends on ``kind``.
 
-    - ``"extraction"``, CBSA and Agent: A (B, H, m, N). Row i of the map: Σ_r A[r, i]·A[r, :].
+    - ``"extraction"``, CBSA and Agent: A (B, H, m, N). Row i of the map: Σ_r A[r, i]·A[r, :]. Where a layer
+      does not broadcast with Aᵀ, its weights B (B, H, m, N) as well. Row i: Σ_r B[r, i]·A[r, :].
     - ``"softmax"``, MSSA: W (B, H, N, p); MHSA: Q and K. Row i: softmax(scale·Q[i]·Kᵀ).
     - ``"kernel"``, linear attention: φ(Q) and φ(K). Row i: φ(Q)[i]·φ(K)ᵀ over its sum, 0 if that is 0.
     - ``"membership"``, TSSA: Π (B, H, N), the share of each token in each head. There are no rows: it is a
@@ -45,8 +39,8 @@ class LayerFactors:
         if check_int("query", query, at_least=0) >= tokens:
             raise ValueError(f"query must be below the number of tokens, {tokens}, got {query}")
         if self.kind == "extraction":
-            (a,) = self.factors
-            return (a[..., query].unsqueeze(-2) @ a).squeeze(-2)
+            a, broadcast = self.factors[0], self.factors[-1]
+            return (broadcast[..., query].unsqueeze(-2) @ a).squeeze(-2)
         q, k = self.factors[0], self.factors[-1]
         products: Tensor = (self.scale * q[..., query, None, :] @ k.mT).squeeze(-2)
         if self.kind == "softmax":
@@ -65,7 +59,7 @@ class AttentionFactors:
 
 
 def attention_factors(
-    model: Transformer, images: Images, layers: Sequence[int] | None = None
+    model: nn.Module, images: Images, layers: Sequence[int] | None = None
 ) -> AttentionFactors:
     """Take from each layer the small factors that every row of its attention map follows from.
 
@@ -73,7 +67,8 @@ def attention_factors(
     :func:`cbsa.analysis.attention_maps` returns the map of one token in all layers.
 
     Args:
-        model: any :class:`cbsa.models.Transformer`; its mode and hooks are left as they were.
+        model: any model that probes know (:class:`cbsa.analysis.Anatomy`); its mode and hooks are left as
+            they were.
         images: (B, C, height, width), of any size, or an iterable of such batches, all of one size.
         layers: which blocks, counted from 0, or from the end if negative; all by default.
 
@@ -81,39 +76,37 @@ def attention_factors(
         Factors on the model's device, in float32 (float64 for a float64 model).
     """
     taken: dict[int, list[LayerFactors]] = {}  # of each layer, by batch
-    grids: set[tuple[int, int]] = set()
+    grids: set[Grid] = set()
 
-    def look(index: int, attention: Attention, args: tuple[Any, ...]) -> None:
-        x, grid = args
-        streams = [s.to(accumulation_dtype(s.dtype)) for s in head_tokens(attention, x)]
-        with no_autocast(x.device):
-            taken.setdefault(index, []).append(_factors_of(attention, streams, grid))
+    def look(index: int, layer: Layer, streams: Sequence[Tensor], grid: Grid) -> None:
+        taken.setdefault(index, []).append(factors_of(layer, streams, grid))
         grids.add(grid)
 
-    with probing(model) as stack:
-        wanted = block_indices(layers, len(model.blocks))
-        for index in dict.fromkeys(wanted):
-            block: Any = model.blocks[index]
-            stack.enter_context(block.attn.register_forward_pre_hook(partial(look, index)))
+    with probing(model) as (anatomy, stack):
+        wanted = anatomy.chosen(layers)
+        anatomy.watch(stack, wanted, look)
         for batch in image_batches(images):
-            to_blocks(model, batch)
+            anatomy.run(batch)
             one_grid(grids)
     return AttentionFactors(tuple(_join(taken[index]) for index in wanted), wanted, one_grid(grids))
 
 
-def _factors_of(attention: Attention, streams: Sequence[Tensor], grid: tuple[int, ...]) -> LayerFactors:
-    if isinstance(attention, CBSA):
-        *_, a = extraction_of(attention, streams[0], grid)
-        return LayerFactors("extraction", (a,), 1.0)
-    if isinstance(attention, MHSA) or (isinstance(attention, MSSA) and attention.contraction == "softmax"):
-        return LayerFactors("softmax", tuple(streams[:2]), attention.head_dim**-0.5)
-    if isinstance(attention, LinearAttention):
-        phi = KERNELS[attention.kernel]
-        return LayerFactors("kernel", (phi(streams[0]), phi(streams[1])), 1.0)
-    if isinstance(attention, TSSA):
+def factors_of(layer: Layer, streams: Sequence[Tensor], grid: Grid) -> LayerFactors:
+    """Factors of a layer from tokens by heads (B, H, N, p), one stream or query, key and value."""
+    factors: tuple[Tensor, ...] = ()
+    if layer.kind == "extraction":
+        found = layer.extraction(streams, grid)
+        transposes = found.broadcast is found.weights
+        factors = (found.weights,) if transposes else (found.weights, found.broadcast)
+    elif layer.kind == "softmax":
+        factors = tuple(streams[:2])
+    elif layer.kind == "kernel":
+        phi = KERNELS[layer.kernel]
+        factors = (phi(streams[0]), phi(streams[1]))
+    elif layer.kind == "membership":
         energy = F.normalize(streams[0], dim=-2).square().sum(-1)  # (B, H, N)
-        return LayerFactors("membership", ((energy * attention.temp).softmax(1),), 1.0)
-    return LayerFactors("none", (), 1.0)
+        factors = ((energy * layer.attention.temp).softmax(1),)
+    return LayerFactors(layer.kind, factors, layer.scale if layer.kind == "softmax" else 1.0)
 
 
 def _join(batches: Sequence[LayerFactors]) -> LayerFactors:

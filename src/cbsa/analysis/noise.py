@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from timm.models.vision_transformer import Attention as TimmAttention  # type: ignore[attr-defined]
 from torch import Tensor, nn
 
 from cbsa._checks import check_choice, check_int, check_number
@@ -13,6 +14,11 @@ from cbsa.layers import Attention
 from cbsa.ops.precision import accumulation_dtype
 
 PARTS = ("bases", "output", "own")
+# By the kind of layer, its modules that are not its own part.
+_MODULES: dict[type[nn.Module], dict[str, str]] = {
+    Attention: {"proj": "bases", "to_out": "output"},
+    TimmAttention: {"qkv": "bases", "proj": "output"},
+}
 
 
 @contextlib.contextmanager
@@ -24,7 +30,8 @@ def perturb(
     As in the paper's fig. segmentation (middle, right): "Random Gaussian noises with zero mean and standard
     deviation σ are independently added to each parameter of the attention layers in the decoder". σ is
     absolute, not relative to a parameter's size. The norms before the layers belong to the blocks and stay.
-    The paper perturbs the decoder of a segmenter: give that decoder as ``model`` to do so.
+    The paper perturbs the decoder of a segmenter: give that decoder as ``model`` to do so; of a whole
+    segmenter, the attention layers of the encoder are perturbed too.
 
     The noise of a parameter depends on the seed and on its name in ``model`` alone: it is the same on every
     device, for every choice of ``parts`` and, up to rounding, in every dtype. Parameters are changed in
@@ -32,13 +39,15 @@ def perturb(
     errors too. A parameter that is shared is perturbed once.
 
     Args:
-        model: any module with attention layers of :mod:`cbsa.layers` in it, or such a layer. Attention of
-            other libraries, such as the class attention in the original ToST, is left alone.
+        model: any module with attention layers of :mod:`cbsa.layers` in it or with timm's ``Attention``, as
+            ViTs have it, adapted by :func:`cbsa.adapt` or not; or such a layer. Other attention, such as the
+            class attention in the original ToST, is left alone.
         sigma: standard deviation σ; 0 changes nothing.
         seed: seed of the noise.
         parts: which parameters, one or some of ``"bases"`` (the projections into the heads, U_[K] or query,
             key and value), ``"output"`` (the projection back, unless it is tied to the bases) and
-            ``"own"`` (step sizes, temperatures, learned representatives); all by default, as in the paper.
+            ``"own"`` (step sizes, temperatures, learned representatives, norms and gates within);
+            all by default, as in the paper.
 
     Yields:
         Names of the parameters that are perturbed.
@@ -74,17 +83,23 @@ def _attention_parameters(model: nn.Module, parts: str | Collection[str]) -> dic
     wanted = {check_choice("parts", part, PARTS) for part in ([parts] if isinstance(parts, str) else parts)}
     if not wanted:
         raise ValueError(f"parts is empty: expected one or some of {', '.join(PARTS)}")
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Attention)]
+    layers = [
+        (name, module, parts)
+        for name, module in model.named_modules()
+        for kind, parts in _MODULES.items()
+        if isinstance(module, kind)
+    ]
     if not layers:
         raise TypeError(
-            f"{type(model).__name__} has no attention layer of cbsa.layers to perturb: give a model that does"
+            f"{type(model).__name__} has no attention layer of cbsa.layers to perturb, nor timm's Attention: "
+            "give a model that does"
         )
     chosen: dict[str, nn.Parameter] = {}
     seen: set[int] = set()
-    for prefix, layer in layers:
+    for prefix, layer, modules in layers:
         for name, parameter in layer.named_parameters(prefix):
             inside = name[len(prefix) :].lstrip(".").split(".")[0]
-            part = {"proj": "bases", "to_out": "output"}.get(inside, "own")
+            part = modules.get(inside, "own")
             if part in wanted and id(parameter) not in seen:
                 seen.add(id(parameter))
                 chosen[name] = parameter

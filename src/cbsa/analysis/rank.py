@@ -2,19 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cbsa._checks import check_number
 from cbsa.analysis.batches import Images, image_batches
-from cbsa.analysis.extraction import cbsa_layers, extraction
-from cbsa.analysis.probing import probing, to_blocks
-from cbsa.layers import CBSA
-from cbsa.models import Transformer
+from cbsa.analysis.layers import Grid, Layer
+from cbsa.analysis.probing import probing
 from cbsa.ops.precision import accumulation_dtype, solve_dtype
 
 
@@ -26,7 +22,7 @@ class ExtractionRanks:
     effective_rank: Tensor  # (layers, images, heads): exp of the entropy of σ/Σσ, from 1 to the rank
     spectrum: Tensor  # (layers, heads, m): σ/σ_max in descending order, mean over images
     maximum: int  # the largest rank there can be, min(m, N); of the largest image
-    init: tuple[str, ...]  # of each layer, "pool" or "learned"
+    init: tuple[str, ...]  # of each layer, "pool", "learned", or "queries" if each query is one
     layers: tuple[int, ...]  # which layers of the model these are, from 0
     tolerance: float | None  # relative tolerance given, None for the rule of extraction_rank
 
@@ -53,7 +49,7 @@ class ExtractionRanks:
 
 
 def extraction_rank(
-    model: Transformer,
+    model: nn.Module,
     images: Images,
     *,
     layers: Sequence[int] | None = None,
@@ -68,8 +64,9 @@ def extraction_rank(
     (Roy and Vetterli, 2007), exp(−Σ q log q) with q = σ/Σσ, needs no threshold.
 
     Args:
-        model: a :class:`cbsa.models.Transformer` with CBSA or Agent layers, hybrids too; its mode and hooks
-            are left as they were. Learned representatives are a model with ``init="learned"`` layers.
+        model: a model with CBSA or Agent layers (:class:`cbsa.analysis.Anatomy` says of which kinds), hybrids
+            and adapted ViTs too; its mode and hooks are left as they were. Learned representatives
+            are a model with ``init="learned"`` layers.
         images: (B, C, height, width), of any size, or an iterable of such batches; they are moved to the
             model's device.
         layers: which blocks, counted from 0, or from the end if negative; by default those with CBSA.
@@ -83,8 +80,8 @@ def extraction_rank(
     taken: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
     limits: list[int] = []
 
-    def look(index: int, layer: CBSA, args: tuple[Any, ...]) -> None:
-        *_, a = extraction(layer, *args)  # (B, H, m, N)
+    def look(index: int, layer: Layer, streams: Sequence[Tensor], grid: Grid) -> None:
+        a = layer.extraction(streams, grid).weights  # (B, H, m, N)
         m, n = a.shape[-2:]
         limits.append(min(m, n))
         values = torch.linalg.svdvals(a.to(solve_dtype(a.device)))  # (B, H, min(m, N)), descending
@@ -96,19 +93,17 @@ def extraction_rank(
         taken.setdefault(index, []).append((rank, effective, spectrum))
 
     count = 0
-    with probing(model) as stack:
-        wanted = cbsa_layers(model, layers)
-        attentions: list[Any] = [block.attn for block in model.blocks]  # type: ignore[union-attr]
-        for index in dict.fromkeys(wanted):
-            stack.enter_context(attentions[index].register_forward_pre_hook(partial(look, index)))
+    with probing(model) as (anatomy, stack):
+        wanted = anatomy.with_representatives(layers)
+        anatomy.watch(stack, wanted, look)
         for batch in image_batches(images):
-            to_blocks(model, batch)
+            anatomy.run(batch)
             count += len(batch)
 
     rank, effective = (
         torch.stack([torch.cat([batch[i] for batch in taken[index]]) for index in wanted]) for i in (0, 1)
     )
     spectrum = torch.stack([torch.stack([batch[2] for batch in taken[index]]).sum(0) for index in wanted])
-    inits = tuple(str(attentions[index].init) for index in wanted)
+    inits = tuple(anatomy.layers[index].init for index in wanted)
     mean = (spectrum / count).to(effective.dtype)
     return ExtractionRanks(rank, effective, mean, max(limits), inits, wanted, tolerance)

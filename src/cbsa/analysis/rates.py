@@ -3,7 +3,6 @@
 import contextlib
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +10,9 @@ from torch.nn import functional as F
 
 from cbsa._checks import check_positive_number
 from cbsa.analysis.batches import Images, image_batches
-from cbsa.analysis.probing import by_heads, probing, to_blocks
-from cbsa.layers import ISTA, Attention
-from cbsa.models import Block, Transformer
+from cbsa.analysis.layers import Layer
+from cbsa.analysis.probing import probing
+from cbsa.layers import ISTA
 from cbsa.objective import coding_rate
 from cbsa.ops.availability import kernels_run_on
 from cbsa.ops.precision import single_products_in_tf32, solve_dtype
@@ -54,14 +53,17 @@ class CodingRates:
         ]
 
 
-def coding_rates(model: Transformer, images: Images, eps: float = 0.1) -> CodingRates:
+def coding_rates(model: nn.Module, images: Images, eps: float = 0.1) -> CodingRates:
     """Measure ½ logdet(I + p/(N ε²)·WᵀW) with W = U_kᵀ LN(Z) at three points of every block (eq. cr, MCR2).
 
     This is the paper's figure of the compression term, CLS included as in the authors' code. Attention with
-    query, key and value has no single subspace per head: its values stand for W.
+    query, key and value has no single subspace per head: its values stand for W, in a ViT, adapted or not,
+    as well. A layer without feed-forward, as decoders of segmenters have them, leaves what its attention
+    does: both rates are the same.
 
     Args:
-        model: any :class:`cbsa.models.Transformer`; its mode and hooks are left as they were.
+        model: any model that probes know (:class:`cbsa.analysis.Anatomy`); its mode and hooks are left as
+            they were.
         images: (B, C, height, width), of any size, or an iterable of such batches, as a data loader yields
             them; they are moved to the model's device.
         eps: quantisation precision ε.
@@ -78,29 +80,29 @@ def coding_rates(model: Transformer, images: Images, eps: float = 0.1) -> Coding
     count = 0
     dtype = torch.float32
 
-    def measure(name: str, block: Block, w: Tensor) -> None:
-        taken[name].append(_rates(block.attn, w, eps))
-
-    def before(block: Block, proj: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+    def before(layer: Layer, projection: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
         if len(taken["input"]) == len(taken["attention"]):  # learned representatives are projected next
-            measure("input", block, out)
+            taken["input"].append(_rates(layer, out, eps))
 
-    def between(block: Block, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
-        measure("attention", block, _projected(block, args[0], eps))
+    def between(layer: Layer, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+        taken["attention"].append(_rates(layer, _projected(layer, args[0], eps), eps))
 
-    def after(block: Block, args: tuple[Tensor, ...], out: Tensor) -> None:
-        measure("feed_forward", block, _projected(block, out, eps))
+    def after(layer: Layer, block: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        taken["feed_forward"].append(_rates(layer, _projected(layer, out, eps), eps))
+        if layer.next_norm is None:
+            taken["attention"].append(taken["feed_forward"][-1])
         share = 1 - out.count_nonzero().to(solve_dtype(out.device)) / out.numel()
-        zeros.append(share if isinstance(block.ff, ISTA) else torch.full_like(share, torch.nan))
+        sparse = isinstance(getattr(block, "ff", None), ISTA)
+        zeros.append(share if sparse else torch.full_like(share, torch.nan))
 
-    with probing(model) as stack:
-        blocks: Any = model.blocks
-        for block in blocks:
-            stack.enter_context(block.attn.proj.register_forward_hook(partial(before, block)))
-            stack.enter_context(block.norm2.register_forward_pre_hook(partial(between, block)))
-            stack.enter_context(block.register_forward_hook(after))
+    with probing(model) as (anatomy, stack):
+        for layer in anatomy.layers:
+            stack.enter_context(layer.projection.register_forward_hook(partial(before, layer)))
+            if layer.next_norm is not None:
+                stack.enter_context(layer.next_norm.register_forward_pre_hook(partial(between, layer)))
+            stack.enter_context(layer.block.register_forward_hook(partial(after, layer)))
         for batch in image_batches(images):
-            to_blocks(model, batch)
+            anatomy.run(batch)
             dtype, wide = taken["input"][0].dtype, solve_dtype(zeros[0].device)
             means = {name: torch.stack(values).mean(1).permute(2, 0, 1) for name, values in taken.items()}
             for name, mean in (means | {"sparsity": torch.stack(zeros)}).items():
@@ -119,27 +121,27 @@ def coding_rates(model: Transformer, images: Images, eps: float = 0.1) -> Coding
     )
 
 
-def _projected(block: Block, x: Tensor, eps: float) -> Tensor:
-    """Tokens x (B, N, dim) in a block's subspaces, (B, H, N, p)."""
-    quick = _kernels_serve(block.attn, x, eps)
+def _projected(layer: Layer, x: Tensor, eps: float) -> Tensor:
+    """Tokens x (B, N, dim) in a layer's subspaces, (B, N, streams·H·p)."""
+    quick = _kernels_serve(layer, x, eps)
     with single_products_in_tf32() if quick else contextlib.nullcontext():
-        return F.linear(block.norm1(x), block.attn.proj.weight, block.attn.proj.bias)
+        return F.linear(layer.norm(x), layer.projection.weight, layer.projection.bias)
 
 
-def _rates(attention: Attention, w: Tensor, eps: float) -> Tensor:
+def _rates(layer: Layer, projected: Tensor, eps: float) -> Tensor:
     """Coding rates of projected tokens, plain and normalised, (B, H, 2)."""
-    w = by_heads(attention, w)[-1]  # (B, H, N, p)
-    if _kernels_serve(attention, w, eps):
+    w = layer.heads(projected)[-1]  # (B, H, N, p)
+    if _kernels_serve(layer, w, eps):
         from cbsa.ops.fused_rates import head_coding_rates
 
         return head_coding_rates(w, eps)
     return torch.stack([coding_rate(w, eps, normalize=normalize) for normalize in (False, True)], -1)
 
 
-def _kernels_serve(attention: Attention, x: Tensor, eps: float) -> bool:
+def _kernels_serve(layer: Layer, x: Tensor, eps: float) -> bool:
     """Whether kernels measure coding rates of x."""
     if not kernels_run_on(x.device) or x.dtype == torch.float64:
         return False
     from cbsa.ops.fused_rates import LEAST_EPS, MAX_HEAD_DIM
 
-    return attention.head_dim <= MAX_HEAD_DIM and eps >= LEAST_EPS
+    return int(layer.attention.head_dim) <= MAX_HEAD_DIM and eps >= LEAST_EPS

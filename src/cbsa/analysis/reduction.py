@@ -2,20 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cbsa._checks import check_choice, check_number, check_positive_number
 from cbsa.analysis.batches import Images, image_batches
-from cbsa.analysis.extraction import cbsa_layers, extraction
-from cbsa.analysis.probing import probing, to_blocks
-from cbsa.layers import CBSA
-from cbsa.models import Transformer
+from cbsa.analysis.layers import Grid, Layer
+from cbsa.analysis.probing import probing
 from cbsa.objective import coding_rate
-from cbsa.ops.precision import no_autocast, solve_dtype
+from cbsa.ops.precision import solve_dtype
 from cbsa.ops.reference import per_head
 
 COUNTERPARTS = ("operator", "step")
@@ -87,7 +83,7 @@ class ReducedCodingRates:
 
 
 def reduced_coding_rates(
-    model: Transformer,
+    model: nn.Module,
     images: Images,
     eps: float = 0.1,
     *,
@@ -115,8 +111,8 @@ def reduced_coding_rates(
     correlations with it are NaN.
 
     Args:
-        model: a :class:`cbsa.models.Transformer` with CBSA or Agent layers, hybrids too; its mode and hooks
-            are left as they were.
+        model: a model with CBSA or Agent layers (:class:`cbsa.analysis.Anatomy` says of which kinds), hybrids
+            too; its mode and hooks are left as they were. In an adapted ViT values stand for w.
         images: (B, C, height, width), of any size, or an iterable of such batches; they are moved to the
             model's device.
         eps: quantisation precision ε.
@@ -133,25 +129,21 @@ def reduced_coding_rates(
         check_number("kappa", kappa)
     taken: dict[int, list[Tensor]] = {}  # of each layer, by batch: (4, B, H)
 
-    def look(index: int, layer: CBSA, args: tuple[Any, ...]) -> None:
-        w, reps, a = extraction(layer, *args)
-        with no_autocast(w.device):
-            step = layer.step_out if kappa is None else torch.full_like(layer.step_out, kappa)
-            r = reps + per_head(layer.step_rep, w.dtype) * (a @ w)  # (B, H, m, p)
-            c = layer.contract(r)  # (B, H, m, p)
-            step = per_head(step, w.dtype)
-            out = step * (layer.broadcast_weights(w, reps) @ c)  # (B, H, N, p)
-            after = (out, c) if counterpart == "operator" else (w + out, r + step * c)
+    def look(index: int, layer: Layer, streams: Sequence[Tensor], grid: Grid) -> None:
+        found = layer.extraction(streams, grid)
+        w, (r, c) = found.tokens, found.representatives()
+        step = found.step_out if kappa is None else torch.full_like(found.step_out, kappa)
+        step = per_head(step, w.dtype)
+        out = step * (found.broadcast.mT @ c)  # (B, H, N, p)
+        after = (out, c) if counterpart == "operator" else (w + out, r + step * c)
         points = (w, after[0], r, after[1])
         taken.setdefault(index, []).append(torch.stack([coding_rate(x, eps) for x in points]))
 
-    with probing(model) as stack:
-        wanted = cbsa_layers(model, layers)
-        for index in dict.fromkeys(wanted):
-            block: Any = model.blocks[index]
-            stack.enter_context(block.attn.register_forward_pre_hook(partial(look, index)))
+    with probing(model) as (anatomy, stack):
+        wanted = anatomy.with_representatives(layers)
+        anatomy.watch(stack, wanted, look)
         for batch in image_batches(images):
-            to_blocks(model, batch)
+            anatomy.run(batch)
 
     rates = torch.stack([torch.cat(taken[index], dim=1) for index in wanted], dim=1)  # (4, layers, images, H)
     before, after, extracted, contracted = rates.unbind()

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cbsa._checks import check_choice, check_int, check_number
 from cbsa.analysis.maps import attention_maps
-from cbsa.models import Transformer
 from cbsa.ops.precision import solve_dtype
 
 TARGETS = ("foreground", "background", "boundary")
@@ -76,7 +75,7 @@ class ZeroShotSegmentation:
 
 
 def zero_shot_segmentation(
-    model: Transformer,
+    model: nn.Module,
     images: Tensor | Iterable[tuple[Tensor, Masks]],
     masks: Masks | None = None,
     *,
@@ -109,8 +108,8 @@ def zero_shot_segmentation(
     thresholds pixels.
 
     Args:
-        model: any :class:`cbsa.models.Transformer` with maps over tokens; TSSA has none, and is refused by
-            :func:`attention_maps`. Its mode and hooks are left as they were.
+        model: any model that probes know (:class:`cbsa.analysis.Anatomy`) with maps over tokens; TSSA has
+            none, and is refused by :func:`attention_maps`. Its mode and hooks are left as they were.
         images: (B, C, height, width), with ``masks``; or an iterable of pairs (images, masks), as
             :func:`cbsa.data.segmentation_loader` yields them, without. Batches may differ in size.
         masks: (B, height, width), or one tensor (height, width) per image, of integers.

@@ -18,7 +18,7 @@ def explain(
         typer.Option(
             "--model",
             "-m",
-            help="Folder of a run or of weights, or a registered name; again for models side by side. "
+            help="Folder of a run or of weights, a registered name, or digits:NAME; again for others beside. "
             "LABEL=MODEL says what to call one. By default the digits demo.",
         ),
     ] = None,
@@ -44,13 +44,18 @@ def explain(
     Click any patch to see where it looks in every layer and head. The file opens from disk, without a server
     or a network.
     """
+    from cbsa.cli.looking import train_digits
+    from cbsa.experiments import digits
     from cbsa.explain import sample_images, write_explorer
     from cbsa.explain.models import open_subjects
 
     console = Console()
     try:
+        for name in model or []:
+            train_digits(name, console)
+        names = ["=".join(filter(None, digits.resolve(name))) for name in model or []]
         with console.status("Opening models") as status:
-            subjects = open_subjects(model or [], weights or [], labels)
+            subjects = open_subjects(names, weights or [], labels)
             shown = images or sample_images(subjects[0], samples)
             page = write_explorer(
                 shown, subjects, out, size=size, say=lambda line: status.update(escape(line))

@@ -85,14 +85,13 @@ def looking(
     from cbsa.data import TooManyCorruptImages
     from cbsa.experiments.subjects import open_subjects
     from cbsa.models import CheckpointError
-    from cbsa.train.trained import split_label
 
     console, folder = Console(), out or Path("outputs") / name
     prepare(folder)
     names = models or list(default)
     try:
         for wanted in names:
-            _train_digits(split_label(wanted)[1], console)
+            train_digits(wanted, console)
         subjects = open_subjects(names, weights or (), choose_device(device))
         for subject in subjects:
             if subject.trained.weights is None:
@@ -113,11 +112,13 @@ def looking(
         raise typer.BadParameter(str(error)) from error
 
 
-def _train_digits(name: str, console: Console) -> None:
-    """Train a model of the digits that is asked for and not there yet."""
+def train_digits(name: str, console: Console) -> None:
+    """Train a model of the digits that is asked for, by ``[LABEL=]digits:NAME``, and not there yet."""
     from cbsa.cli.train import run_to_end
     from cbsa.experiments import digits
+    from cbsa.train.trained import split_label
 
+    _, name = split_label(name)
     if not digits.is_digits(name) or digits.is_trained(digits.member(name)):
         return
     member = digits.member(name)

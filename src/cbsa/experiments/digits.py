@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cbsa._checks import check_choice
 from cbsa.train import TrainConfig, override, recipe
+from cbsa.train.trained import split_label
 
 PREFIX = "digits"
 FOLDER = Path("outputs/demo")
@@ -41,6 +42,18 @@ def is_digits(name: str) -> bool:
 def member(name: str) -> str:
     """The entry of :data:`MODELS` that ``digits`` or ``digits:NAME`` stands for."""
     return check_choice("model digits:NAME, NAME", name.partition(":")[2] or "cbt", MODELS)
+
+
+def resolve(name: str) -> tuple[str, str]:
+    """``[LABEL=]MODEL`` as its label, empty where there is none, and what to open.
+
+    For ``digits:NAME`` that is the folder of its run, under the name it has here; all else stays as it is.
+    """
+    label, model = split_label(name)
+    if not is_digits(model):
+        return label, model
+    entry = member(model)
+    return label or MODELS[entry][0], str(folder(entry))
 
 
 def settings(name: str) -> TrainConfig:

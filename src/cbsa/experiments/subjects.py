@@ -14,7 +14,7 @@ from cbsa.experiments import digits
 from cbsa.experiments.images import ImageChoice, LabelledImages
 from cbsa.models import Transformer
 from cbsa.report.style import UNTRAINED
-from cbsa.train.trained import Trained, open_trained, split_label
+from cbsa.train.trained import Trained, open_trained
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -31,13 +31,16 @@ class Subject:
 
     @property
     def model(self) -> Any:
-        """The model; probes refuse what is no :class:`cbsa.models.Transformer`."""
+        """The model; probes say which they know (:class:`cbsa.analysis.Anatomy`)."""
         return self.trained.model
 
     def untrained(self) -> "Subject":
         """The same model with random weights, always the same ones: a control."""
         if not isinstance(self.model, Transformer):
-            raise TypeError(f"{self.label} is a {type(self.model).__name__}: the probes do not know it")
+            raise TypeError(
+                f"{self.label} is a {type(self.model).__name__}, and random weights are for models of cbsa "
+                "alone: leave out --untrained"
+            )
         model = copy.deepcopy(self.model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
@@ -68,8 +71,8 @@ def open_subjects(
         weights: files of weights for registered names, in order; none for random ones.
         device: where the models go.
     """
-    parts = [split_label(name) for name in names]
-    takers = [name for _, name in parts if not (digits.is_digits(name) or Path(name).exists())]
+    parts = [digits.resolve(name) for name in names]
+    takers = [name for _, name in parts if not Path(name).exists()]
     if weights and len(weights) != len(takers):
         raise ValueError(
             f"--weights was given {len(weights)} times for {len(takers)} registered names "
@@ -78,13 +81,9 @@ def open_subjects(
     remaining = iter(weights)
     subjects: list[Subject] = []
     for label, name in parts:
-        if digits.is_digits(name):
-            entry = digits.member(name)
-            trained, label = open_trained(str(digits.folder(entry))), label or digits.MODELS[entry][0]
-        else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(_SEED)  # of random weights
-                trained = open_trained(name, next(remaining, None) if name in takers else None)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_SEED)  # of random weights
+            trained = open_trained(name, next(remaining, None) if name in takers else None)
         trained.model.to(device or torch.device("cpu"))
         taken = {subject.label for subject in subjects}
         label = label or trained.label

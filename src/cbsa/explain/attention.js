@@ -1,12 +1,13 @@
 // Rows of attention, computed from the stored factors: nothing N×N is stored or formed.
 
-// Row `query` of A Aᵀ over all tokens: Σ_r A[r, query]·A[r, :], with A (m×N) of one head.
-function extractionRow({ levels, scale, shape }, head, query) {
-  const [, m, tokens] = shape;
+// Row `query` of A Aᵀ over all tokens: Σ_r B[r, query]·A[r, :], with A (m×N) of one head. B, by which tokens take
+// representatives up, is A itself, unless the layer has an option that makes it another.
+function extractionRow({ weights, broadcast }, head, query) {
+  const { levels, scale, shape: [, m, tokens] } = weights;
   const row = new Float64Array(tokens);
   for (let r = head * m; r < (head + 1) * m; r++) {
     const start = r * tokens;
-    const factor = scale[r] * scale[r] * SHARES[levels[start + query]];
+    const factor = broadcast.scale[r] * SHARES[broadcast.levels[start + query]] * scale[r];
     if (factor === 0) continue;
     for (let n = 0; n < tokens; n++) row[n] += factor * SHARES[levels[start + n]];
   }
@@ -58,7 +59,7 @@ function membershipRow({ share }, head) {
 // The row of one token in a layer and head over CLS and all patches; null where a layer has no such thing.
 function rowOf(layer, head, query) {
   switch (layer.kind) {
-    case "extraction": return extractionRow(layer.weights, head, query);
+    case "extraction": return extractionRow(layer, head, query);
     case "softmax": return softmaxRow(layer, head, query);
     case "kernel": return kernelRow(layer, head, query);
     case "membership": return membershipRow(layer, head);

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cbsa.analysis import (
     CodingRates,
@@ -20,9 +19,9 @@ from cbsa.analysis import (
     token_states,
 )
 from cbsa.analysis.probing import probing
+from cbsa.analysis.projection import principal, token_planes
 from cbsa.explain.models import Subject
 from cbsa.explain.pack import Packer
-from cbsa.explain.projection import principal, turn_towards
 from cbsa.layers import CBSA
 
 MOST_BYTES = 192 << 20  # of the factors of one image in one model, before they are deflated
@@ -66,7 +65,10 @@ def check_stored_size(subject: Subject) -> None:
     tokens, total = tokens_of(subject), 0
     for block in subject.model.blocks:
         attention: Any = block.attn
-        width = attention.num_representatives if isinstance(attention, CBSA) else 4 * attention.head_dim
+        if isinstance(attention, CBSA):
+            width = attention.num_representatives * (1 if attention.broadcast == "transpose" else 2)
+        else:
+            width = 4 * attention.head_dim
         total += attention.num_heads * width * tokens
     if total > MOST_BYTES:
         raise ValueError(
@@ -105,6 +107,7 @@ def _store_factors(packer: Packer, layer: LayerFactors) -> dict[str, Any]:
     stored: dict[str, Any] = {"kind": layer.kind}
     if layer.kind == "extraction":
         stored["weights"] = packer.weights(kept[0])
+        stored["broadcast"] = packer.weights(kept[1]) if len(kept) > 1 else stored["weights"]
     elif layer.kind == "membership":
         stored["share"] = packer.numbers(kept[0], batch=1)
     elif layer.kind in ("softmax", "kernel"):
@@ -137,21 +140,13 @@ def _add_representatives(
 
 
 def _states(packer: Packer, states: Tensor) -> dict[str, Any]:
-    """Tokens (1 + depth, N, dim) along three principal directions of each state's patches.
-
-    Every token is scaled to one length (LayerNorm without parameters), so that spreads compare, and every
-    state is turned towards the one before it, so that tokens can be followed.
-    """
-    planes: list[Tensor] = []
-    variance: list[list[float]] = []
-    spread: list[float] = []  # root mean square distance of patches from their mean, by their length
-    for state in states:
-        tokens = F.layer_norm(state.double(), state.shape[-1:])
-        plane, shares = principal(tokens, 3, fit=tokens[1:])
-        planes.append(turn_towards(plane, planes[-1]) if planes else plane)
-        variance.append([_rounded(share) for share in shares])
-        spread.append(_rounded((tokens[1:] - tokens[1:].mean(0)).square().mean().sqrt().item()))
-    return {"points": packer.numbers(torch.stack(planes), batch=0), "variance": variance, "spread": spread}
+    """Tokens (1 + depth, N, dim) along three principal directions of each state's patches."""
+    planes, variance, spread = token_planes(states)
+    return {
+        "points": packer.numbers(planes, batch=0),
+        "variance": [[_rounded(share) for share in shares] for shares in variance],
+        "spread": [_rounded(value) for value in spread],
+    }
 
 
 def _rates(rates: CodingRates) -> dict[str, Any]:

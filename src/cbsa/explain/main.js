@@ -16,7 +16,7 @@ async function readView(image, number) {
   await picture.decode();
   const layers = stored.layers.map((layer) => {
     const arrays = {};
-    for (const name of ["weights", "queries", "keys", "share"]) {
+    for (const name of ["weights", "broadcast", "queries", "keys", "share"]) {
       if (layer[name]) arrays[name] = arrayAt(buffer, layer[name]);
     }
     if (layer.representatives) arrays.points = valuesAt(buffer, layer.representatives.points);

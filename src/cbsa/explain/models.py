@@ -71,7 +71,7 @@ def open_subject(name: str, weights: str | None = None, labels: Sequence[str] = 
         trained = open_trained(str(folder), weights)
     if not isinstance(trained.model, Transformer):
         raise TypeError(
-            f"{name} is a {type(trained.model).__name__}, which the probes cannot look into: "
+            f"{name} is a {type(trained.model).__name__}, for which the page has no place: "
             "take a model of the CBT, CRATE, ToST (tost_…, not tost_cab_…), Agent or ViT families"
         )
     if trained.model.num_prefix_tokens != 1:

@@ -21,7 +21,6 @@ from cbsa.ops.api import CONTRACTIONS, IMPLEMENTATIONS, pooled_contract_broadcas
 from cbsa.ops.extended import (
     BROADCASTS,
     REP_NORMS,
-    both_weights,
     extended_contract_broadcast,
     norm_representatives,
     refine,
@@ -203,10 +202,6 @@ class CBSA(Attention):
         return contract(
             norm_representatives(r, self.rep_norm), self.contraction, self.head_dim**-0.5, self.eps
         )
-
-    def broadcast_weights(self, w: Tensor, reps: Tensor) -> Tensor:
-        """Weights (B, H, N, m) by which tokens w take up what became of representatives (B, H, m, p)."""
-        return both_weights(w, reps, self.broadcast)[1]
 
     def _patches(self, w: Tensor, grid: tuple[int, ...] | None) -> tuple[tuple[int, ...], int]:
         """The grid of the tokens of w (B, H, N, p) that are pooled, and the index of the first of them."""

@@ -12,6 +12,8 @@ from cbsa.report.page import Picture, Section, write_page
 from cbsa.report.rank import plot_ranks
 from cbsa.report.rates import plot_compression, plot_rates
 from cbsa.report.reduction import plot_reduction
+from cbsa.report.representatives import plot_contraction, plot_regions
+from cbsa.report.tokens import plot_tokens
 from cbsa.report.zero_shot import plot_zero_shot, plot_zero_shot_layers
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "plot_attention",
     "plot_compression",
     "plot_confusion",
+    "plot_contraction",
     "plot_curves",
     "plot_examples",
     "plot_heads",
@@ -29,6 +32,8 @@ __all__ = [
     "plot_ranks",
     "plot_rates",
     "plot_reduction",
+    "plot_regions",
+    "plot_tokens",
     "plot_zero_shot",
     "plot_zero_shot_layers",
     "write_page",
