@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
-from cbsa.ops.custom import no_second_derivative, token_major
+from cbsa.ops.custom import differentiate, token_major
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.ops.sdpa import backward, backward_flops, forward, forward_flops, hide_padding, write_gradient
 
@@ -58,17 +58,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    k: Tensor,
-    v: Tensor,
-    reps: Tensor,
-    step_rep: Tensor,
-    step_out: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    contraction: str,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(k: Tensor, v: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     lse = reps.new_empty(reps.shape[:-1], dtype=accumulation_dtype(k.dtype))
     return token_major(k), reps.new_empty(reps.shape), lse
 
@@ -98,46 +88,25 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    grad: Tensor,
-    k: Tensor,
-    v: Tensor,
-    reps: Tensor,
-    step_rep: Tensor,
-    step_out: Tensor,
-    mask: Tensor | None,
-    delta: Tensor,
-    lse: Tensor,
-    scale: float,
-    contraction: str,
-    eps: float,
+    grad: Tensor, k: Tensor, v: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     of_reps, of_step_rep, of_step_out = (x.new_empty(x.shape) for x in (reps, step_rep, step_out))
     return token_major(k), token_major(v), of_reps, of_step_rep, of_step_out
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    k, v, reps, step_rep, step_out, mask, *ctx.options = inputs
-    _, delta, lse = output
-    ctx.mark_non_differentiable(delta, lse)
-    ctx.save_for_backward(k, v, reps, step_rep, step_out, mask, delta, lse)
-
-
-def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    return (*_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None, None)
-
-
-_forward.register_autograd(_autograd_backward, setup_context=_setup_context)
-
-
-_backward.register_autograd(no_second_derivative)
+differentiate(_forward, _backward)
 
 
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_kv_sdpa)
 def _flops(
-    k_shape: tuple[int, ...], v_shape: tuple[int, ...], reps_shape: tuple[int, ...], *rest: Any, **_: Any
+    k_shape: tuple[int, ...],
+    v_shape: tuple[int, ...],
+    reps_shape: tuple[int, ...],
+    *others: Any,
+    **kwargs: Any,
 ) -> int:
     """Count what the fused kernels do, as for ``contract_broadcast``."""
-    contraction = rest[4]  # after the shapes of the steps and the mask, and the scale
+    *_, contraction, _ = others
     return forward_flops(k_shape, reps_shape, contraction)
 
 
@@ -147,9 +116,9 @@ def _backward_flops(
     k_shape: tuple[int, ...],
     v_shape: tuple[int, ...],
     reps_shape: tuple[int, ...],
-    *rest: Any,
-    **_: Any,
+    *others: Any,
+    **kwargs: Any,
 ) -> int:
     """Count the backward, as for ``contract_broadcast``."""
-    contraction = rest[6]  # after the shapes of the steps, the mask, D and the log-sum-exp, and the scale
+    *_, contraction, _ = others
     return backward_flops(k_shape, reps_shape, contraction)

@@ -30,6 +30,38 @@ def empty_gradients(
     )
 
 
+def differentiate(forward: Any, backward: Any) -> None:
+    """Make ``backward`` the derivative of ``forward``, which itself has none.
+
+    ``forward(*tensors, *options)`` returns an output, and after it what it keeps for
+    ``backward(grad, *tensors, *kept, *options)``, which returns the gradients of the first tensors.
+    """
+
+    def run_backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        gradients = as_tuple(backward(grad, *ctx.saved_tensors, *ctx.options))
+        return (*gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients)))
+
+    forward.register_autograd(run_backward, setup_context=keep_for_backward)
+    backward.register_autograd(no_second_derivative)
+
+
+def keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+    """Save an operator's tensors, None among them, and what it keeps; the rest of its inputs are options."""
+    tensors = [x for x in inputs if x is None or isinstance(x, Tensor)]
+    ctx.options = inputs[len(tensors) :]
+    kept = as_tuple(output)[1:]
+    ctx.mark_non_differentiable(*kept)
+    ctx.set_materialize_grads(False)  # no zeros for what is kept
+    ctx.save_for_backward(*tensors, *kept)
+
+
+def as_tuple(output: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What an operator returned, also where that is one tensor."""
+    return (output,) if isinstance(output, Tensor) else output
+
+
 def no_second_derivative(ctx: Any, *_: Any) -> NoReturn:
     """Backward of a backward: there is none."""
     raise NotImplementedError(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops.attention import attention, attention_backward
-from cbsa.ops.custom import empty_gradients, no_second_derivative, token_major
+from cbsa.ops.custom import differentiate, empty_gradients, token_major
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.ops.reference import exact_factor, per_head
 from cbsa.ops.resolvent import resolvent, resolvent_backward
@@ -86,16 +86,7 @@ def broadcast(
 
 
 @_forward.register_fake
-def _(
-    w: Tensor,
-    reps: Tensor,
-    step_rep: Tensor,
-    step_out: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    contraction: str,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(w: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     lse = reps.new_empty(reps.shape[:-1], dtype=accumulation_dtype(w.dtype))
     return token_major(w), reps.new_empty(reps.shape), lse
 
@@ -224,51 +215,18 @@ def write_gradient(tokens: Tensor, mask: Tensor | None, part: Tensor, other: Ten
 
 @_backward.register_fake
 def _(
-    grad: Tensor,
-    w: Tensor,
-    reps: Tensor,
-    step_rep: Tensor,
-    step_out: Tensor,
-    mask: Tensor | None,
-    delta: Tensor,
-    lse: Tensor,
-    scale: float,
-    contraction: str,
-    eps: float,
+    grad: Tensor, w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return empty_gradients(w, reps, step_rep, step_out)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    w, reps, step_rep, step_out, mask, *ctx.options = inputs
-    _, delta, lse = output
-    ctx.mark_non_differentiable(delta, lse)
-    ctx.save_for_backward(w, reps, step_rep, step_out, mask, delta, lse)
-
-
-def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    return (*_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None, None)
-
-
-_forward.register_autograd(_autograd_backward, setup_context=_setup_context)
-
-
-_backward.register_autograd(no_second_derivative)
+differentiate(_forward, _backward)
 
 
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_sdpa)
-def _flops(
-    w_shape: tuple[int, ...],
-    reps_shape: tuple[int, ...],
-    step_rep_shape: tuple[int, ...],
-    step_out_shape: tuple[int, ...],
-    mask_shape: tuple[int, ...] | None,
-    scale: float,
-    contraction: str,
-    eps: float,
-    **_: Any,
-) -> int:
+def _flops(w_shape: tuple[int, ...], reps_shape: tuple[int, ...], *others: Any, **kwargs: Any) -> int:
     """Count what the fused kernels do: scores are computed twice, 4·N·m·d where the reference has 3·N·m·d."""
+    *_, contraction, _ = others
     return forward_flops(w_shape, reps_shape, contraction)
 
 
@@ -277,17 +235,11 @@ def _backward_flops(
     grad_shape: tuple[int, ...],
     w_shape: tuple[int, ...],
     reps_shape: tuple[int, ...],
-    step_rep_shape: tuple[int, ...],
-    step_out_shape: tuple[int, ...],
-    mask_shape: tuple[int, ...] | None,
-    delta_shape: tuple[int, ...],
-    lse_shape: tuple[int, ...],
-    scale: float,
-    contraction: str,
-    eps: float,
-    **_: Any,
+    *others: Any,
+    **kwargs: Any,
 ) -> int:
     """Count one attention (2 products) and two of its backwards (5 each) over N·m, and the contraction's."""
+    *_, contraction, _ = others
     return backward_flops(w_shape, reps_shape, contraction)
 
 
