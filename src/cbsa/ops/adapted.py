@@ -120,8 +120,7 @@ def agent_attention(
         "triton": _agent_on_kernels,
     }
     impl = implementation(impl, lambda: _choose_for_agent(q, reps), q, k, v, reps)
-    out = implementations[impl](q, k, v, reps, mask, scale, sharpness)
-    return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0)
+    return implementations[impl](q, k, v, reps, mask, scale, sharpness)
 
 
 def _agent_reference(
@@ -130,7 +129,8 @@ def _agent_reference(
     if mask is not None:
         q, k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (q, k, v))
     gathered = reference.gather(reference.extraction_weights(k, reps, scale, mask), v)  # D, (B, H, m, d)
-    return ((q * sharpness) @ reps.mT).softmax(-1) @ gathered  # (B, H, N, d)
+    out = ((q * sharpness) @ reps.mT).softmax(-1) @ gathered  # (B, H, N, d)
+    return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0)
 
 
 def _star_on_kernels(*arguments: Any) -> Tensor:

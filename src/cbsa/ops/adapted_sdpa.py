@@ -13,16 +13,34 @@ from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops.custom import differentiate, token_major
 from cbsa.ops.precision import accumulation_dtype
-from cbsa.ops.sdpa import backward, backward_flops, forward, forward_flops, hide_padding, write_gradient
+from cbsa.ops.sdpa import (
+    backward,
+    backward_flops,
+    forward,
+    forward_flops,
+    hide_both,
+    hide_padding,
+    write_gradient,
+)
 
 
 def agent_attention(
     q: Tensor, k: Tensor, v: Tensor, reps: Tensor, mask: Tensor | None, scale: float, sharpness: float
 ) -> Tensor:
     """Gather, then read; see :func:`cbsa.ops.agent_attention`."""
-    q, (k, bias), v = hide_padding(q, mask)[0], hide_padding(k, mask), hide_padding(v, mask)[0]
-    gathered = F.scaled_dot_product_attention(reps, k, v, attn_mask=bias, scale=scale)  # D, (B, H, m, d)
-    return F.scaled_dot_product_attention(q, reps, gathered, scale=sharpness)  # (B, H, N, d)
+    return read_values(q, reps, gather_values(k, v, reps, mask, scale), mask, sharpness)  # (B, H, N, d)
+
+
+def gather_values(k: Tensor, v: Tensor, reps: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """D = softmax_n(s·Q Kᵀ) V (B, H, m, d)."""
+    k, v, bias = hide_both(k, v, mask)
+    return F.scaled_dot_product_attention(reps, k, v, attn_mask=bias, scale=scale)
+
+
+def read_values(q: Tensor, reps: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """softmax_r(s·X_q Qᵀ) V (B, H, N, d) for values (B, H, m, d) of the representatives; padding gets 0."""
+    out = F.scaled_dot_product_attention(hide_padding(q, mask)[0], reps, values, scale=scale)
+    return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0)
 
 
 def contract_broadcast_kv(

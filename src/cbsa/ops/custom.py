@@ -47,14 +47,38 @@ def differentiate(forward: Any, backward: Any) -> None:
     backward.register_autograd(no_second_derivative)
 
 
+def differentiate_all(forward: Any, backward: Any) -> None:
+    """The same for an operator all of whose outputs have gradients, and are kept.
+
+    It is ``backward(*grads, *tensors, *output, *options)``, None for a gradient that there is not.
+    """
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        tensors, ctx.options = tensors_and_options(inputs)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output)
+
+    def run_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        gradients = backward(*grads, *ctx.saved_tensors, *ctx.options)
+        return (*gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients)))
+
+    forward.register_autograd(run_backward, setup_context=setup_context)
+    backward.register_autograd(no_second_derivative)
+
+
 def keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
     """Save an operator's tensors, None among them, and what it keeps; the rest of its inputs are options."""
-    tensors = [x for x in inputs if x is None or isinstance(x, Tensor)]
-    ctx.options = inputs[len(tensors) :]
+    tensors, ctx.options = tensors_and_options(inputs)
     kept = as_tuple(output)[1:]
     ctx.mark_non_differentiable(*kept)
     ctx.set_materialize_grads(False)  # no zeros for what is kept
     ctx.save_for_backward(*tensors, *kept)
+
+
+def tensors_and_options(inputs: tuple[Any, ...]) -> tuple[list[Tensor | None], tuple[Any, ...]]:
+    """An operator's inputs: its tensors come first, and some may be None; options never are."""
+    tensors = [x for x in inputs if x is None or isinstance(x, Tensor)]
+    return tensors, inputs[len(tensors) :]
 
 
 def as_tuple(output: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

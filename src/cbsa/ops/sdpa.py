@@ -59,7 +59,7 @@ def forward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (B, H, N, d), D = Av (B, H, m, d) and log-sum-exp of A's rows (B, H, m); k and v may be one."""
-    k, v, bias = _hide_both(k, v, mask)
+    k, v, bias = hide_both(k, v, mask)
     delta, lse = attention(reps, k, v, scale, bias)  # D, (B, H, m, d)
     c, _ = contract(extracted(reps, delta, step_rep), contraction, scale, eps)
     out = broadcast(k, reps, c, lse, step_out, mask, scale)
@@ -67,9 +67,17 @@ def forward(
 
 
 def broadcast(
-    k: Tensor, reps: Tensor, c: Tensor, lse: Tensor, step_out: Tensor, mask: Tensor | None, scale: float
+    k: Tensor,
+    reps: Tensor,
+    c: Tensor,
+    lse: Tensor,
+    step_out: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
 ) -> Tensor:
     """κ·AᵀC (B, H, N, d) for tokens k (B, H, N, d), contractions c (B, H, m, d), lse of A's rows (B, H, m).
+
+    Without ``step_out``, κ is 1.
 
     (AᵀC)_n = Σ_r exp(s·k_n·Q_r − lse_r) C_r is an attention of the tokens over the representatives with bias
     −lse, times its own normaliser exp(lse'_n) ≤ m. What rounding the bias to k's dtype loses, a factor near 1
@@ -79,7 +87,9 @@ def broadcast(
     shift = lse.to(k.dtype)
     values = (c * (shift - lse).exp().unsqueeze(-1)).to(k.dtype)
     mixed, total = attention(k, reps, values, scale, -shift.unsqueeze(-2))
-    gain = total.to(wide).exp().unsqueeze(-1) * per_head(step_out, wide)  # (B, H, N, 1)
+    gain = total.to(wide).exp().unsqueeze(-1)  # (B, H, N, 1)
+    if step_out is not None:
+        gain = gain * per_head(step_out, wide)
     if mask is not None:
         gain = gain.masked_fill(~mask[:, None, :, None], 0)
     return torch.mul(mixed, gain, out=token_major(k))
@@ -130,7 +140,7 @@ def backward(
 
     Those of k and v are for :func:`write_gradient`: as the kernels left them, padding included.
     """
-    k, v, bias = _hide_both(k, v, mask)
+    k, v, bias = hide_both(k, v, mask)
     grad, _ = hide_padding(grad, mask)
     u, _ = attention(reps, k, grad, scale, bias)  # U = A G, (B, H, m, d)
     few = backward_of_representatives(u, reps, step_rep, step_out, delta, scale, contraction, eps)
@@ -259,7 +269,7 @@ def backward_flops(tokens: tuple[int, ...], reps: tuple[int, ...], contraction: 
     return 2 * batch * heads * (12 * n * m * d + contract)
 
 
-def _hide_both(k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def hide_both(k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """:func:`hide_padding` of k and v, which may be one tensor."""
     hidden, bias = hide_padding(k, mask)
     return hidden, hidden if v is k else hide_padding(v, mask)[0], bias
