@@ -1,6 +1,4 @@
-"""Options of CBSA beyond the paper, against the same written out for one head in float64."""
-
-import itertools
+"""Options of CBSA beyond the paper, in layers and models; tests/ops/test_extended.py has the operator."""
 
 import pytest
 import torch
@@ -11,93 +9,9 @@ from cbsa.layers import CBSA, MSSA, build_attention
 from cbsa.models import create_model
 from cbsa.models.costs import closed_form_macs, counted_macs, pairwise_similarities
 from cbsa.ops import contract_broadcast
-from cbsa.ops.extended import both_weights, extended_contract_broadcast
 from cbsa.segmentation.decoders.layer import DecoderLayer
-from tests import truth
 from tests.compare import assert_close
-
-
-def one_head(z, q, eta, kappa, *, iterations, rep_norm, broadcast, contraction):
-    """Tokens are columns: z (p×N), q (p×m); returns (p×N)."""
-    p = z.shape[0]
-    for _ in range(iterations):
-        before, a = q, truth.extraction_matrix(z, q, p**-0.5)  # N×m
-        q = q + eta * z @ a
-    if rep_norm == "layer":
-        q = q - q.mean(0)
-    if rep_norm != "none":
-        q = q / (q.square().mean(0) + 1e-6).sqrt()
-    if broadcast == "per_token":
-        a = a / a.sum(1, keepdim=True)
-    elif broadcast == "softmax":
-        a = torch.softmax(p**-0.5 * z.T @ before, dim=1)
-    return kappa * truth.contraction_columns(q, contraction, p**-0.5, 0.1) @ a.T
-
-
-def expected(w, reps, eta, kappa, **options):
-    heads = [
-        one_head(w[b, h].T, reps[b, h].T, eta[h], kappa[h], **options).T
-        for b, h in itertools.product(range(w.shape[0]), range(w.shape[1]))
-    ]
-    return torch.stack(heads).view(w.shape)
-
-
-def problem(n=13, m=5, d=4):
-    leaves = [torch.randn(2, 3, n, d), torch.randn(2, 3, m, d), torch.randn(3), torch.randn(3)]
-    return [leaf.double().requires_grad_() for leaf in leaves]
-
-
-OPTIONS = [
-    {"iterations": 2, "rep_norm": "none", "broadcast": "transpose", "contraction": "softmax"},
-    {"iterations": 1, "rep_norm": "rms", "broadcast": "transpose", "contraction": "none"},
-    {"iterations": 1, "rep_norm": "layer", "broadcast": "transpose", "contraction": "softmax"},
-    {"iterations": 1, "rep_norm": "none", "broadcast": "per_token", "contraction": "softmax"},
-    {"iterations": 1, "rep_norm": "none", "broadcast": "softmax", "contraction": "exact"},
-    {"iterations": 3, "rep_norm": "rms", "broadcast": "per_token", "contraction": "exact"},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_values_and_gradients(options):
-    leaves = problem()
-    ours, theirs = extended_contract_broadcast(*leaves, **options), expected(*leaves, **options)
-    assert_close(ours, theirs, 1e-12)
-    weight = torch.randn_like(ours)
-    gradients = (torch.autograd.grad(out, leaves, weight) for out in (ours, theirs))
-    for a, t in zip(*gradients, strict=True):
-        assert_close(a, t, 1e-10)
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_padding_is_as_if_it_were_not_there(options):
-    w, reps, eta, kappa = problem()
-    mask = torch.ones(2, 13, dtype=torch.bool)
-    mask[1, 4:] = False
-    poisoned = w.detach().clone()
-    poisoned[1, :, 4:] = torch.nan
-    out = extended_contract_broadcast(poisoned, reps, eta, kappa, mask=mask, **options)
-    alone = extended_contract_broadcast(w[1:, :, :4], reps[1:], eta, kappa, **options)
-    assert_close(out[1:, :, :4], alone, 1e-12)
-    assert (out[1, :, 4:] == 0).all()
-
-
-def test_defaults_are_the_operator_of_the_paper():
-    leaves = problem()
-    assert_close(extended_contract_broadcast(*leaves), contract_broadcast(*leaves), 1e-12)
-
-
-def test_weights_per_token_sum_to_one_where_the_transposed_vanish():
-    """A token far from all representatives: its row of Aᵀ is 0 in float32, and its weights are still some."""
-    w = torch.randn(1, 1, 6, 4)
-    w[0, 0, 0] = -1e3
-    reps = 10 * torch.rand(1, 1, 3, 4)
-    transposed, per_token, softmax = (
-        both_weights(w, reps, kind)[1] for kind in ("transpose", "per_token", "softmax")
-    )
-    assert transposed[0, 0, 0].sum() == 0
-    assert_close(per_token.sum(-1), torch.ones(1, 1, 6), 1e-6)
-    assert_close(softmax.sum(-1), torch.ones(1, 1, 6), 1e-6)
-
+from tests.ops.test_extended import OPTIONS
 
 LAYERS = [
     {"iterations": 2},
@@ -124,6 +38,25 @@ def test_every_parameter_learns_and_padding_is_left_alone(options):
     out = layer(x, (4, 5), mask)
     assert (out[0, 17:] == 0).all()
     assert_close(out[1], layer(x[1:], (4, 5))[0], 1e-12)
+
+
+@pytest.mark.parametrize("options", LAYERS)
+def test_the_fused_form_is_the_same_layer(options):
+    """Stop-gradient on and off, learned and pooled representatives, offsets."""
+    plain, fused = (
+        CBSA(16, 2, representatives=(2, 3), impl=impl, **options).double() for impl in ("reference", "sdpa")
+    )
+    with torch.no_grad():
+        if plain.rep_pos is not None:
+            plain.rep_pos.normal_()
+    fused.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 21, 16, dtype=torch.float64, requires_grad=True)
+    results = []
+    for layer in (plain, fused):
+        out = layer(x, (4, 5))
+        results.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])])
+    for ours, theirs in zip(*results, strict=True):
+        assert_close(ours, theirs, 1e-10)
 
 
 @pytest.mark.parametrize("name", ["cbsa", "agent", "mssa"])
@@ -213,7 +146,6 @@ def test_steps_begin_where_they_are_told_to():
         ({"iterations": 0}, "iterations must be at least 1, got 0"),
         ({"dwconv": 4}, "kernel_size=4: expected an odd number"),
         ({"kappa": float("inf")}, "kappa must be finite"),
-        ({"iterations": 2, "impl": "triton"}, "impl='triton' has neither iterations"),
         ({"rep_pos": True, "init": "learned"}, "rep_pos=True goes with init='pool'"),
     ],
 )

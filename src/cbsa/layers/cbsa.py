@@ -56,7 +56,7 @@ class CBSA(Attention):
         kappa: a fixed step size κ of all heads; by default each learns its own.
         step_init: initial value of the step sizes; by default they are drawn, standard normal.
         iterations: how often representatives gather from the tokens. This and the following options are not
-            the paper's. All but ``dwconv`` run in plain PyTorch.
+            the paper's; :func:`cbsa.ops.extended.extended_contract_broadcast` says what computes them.
         rep_norm: norm of the representatives before contraction, ``"none"``, ``"layer"`` or ``"rms"``.
         broadcast: by which weights tokens take up the contracted representatives: ``"transpose"`` (the
             paper's Aᵀ), ``"per_token"`` (Aᵀ, rows of sum 1) or ``"softmax"`` (over the representatives); see
@@ -117,11 +117,6 @@ class CBSA(Attention):
             )
         offsets = torch.empty(num_heads, math.prod(sizes), self.head_dim) if rep_pos else None
         self.rep_pos = None if offsets is None else nn.Parameter(offsets)
-        if self.is_extended and impl not in ("auto", "reference"):
-            raise ValueError(
-                f"impl={impl!r} has neither iterations, nor rep_norm, rep_pos, or other broadcasts than "
-                "'transpose': use impl='auto'"
-            )
         self.step_rep = nn.Parameter(torch.empty(num_heads))  # η
         self.step_out: Tensor  # κ
         if kappa is None:
@@ -158,7 +153,12 @@ class CBSA(Attention):
     def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
         """Contract and broadcast within each head."""
         (w,) = streams
-        options: dict[str, Any] = {"mask": mask, "contraction": self.contraction, "eps": self.eps}
+        options: dict[str, Any] = {
+            "mask": mask,
+            "contraction": self.contraction,
+            "eps": self.eps,
+            "impl": self.impl,
+        }
         if self.is_extended:
             more: dict[str, Any] = {
                 "iterations": self.iterations,
@@ -168,7 +168,6 @@ class CBSA(Attention):
             reps = self.initial_representatives(w, grid, mask)
             reps = reps.detach() if self.stop_gradient else reps
             return extended_contract_broadcast(w, reps, self.step_rep, self.step_out, **options, **more)
-        options["impl"] = self.impl
         if self.initial_reps is None and not self.stop_gradient:
             grid, first = self._patches(w, grid)
             return pooled_contract_broadcast(

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from cbsa._checks import check_choice, check_floating, check_mask, check_number, check_positive_number
-from cbsa._tracing import is_exporting, is_transformed
 from cbsa.ops import adapted_sdpa, reference
-from cbsa.ops.api import CONTRACTIONS, IMPLEMENTATIONS, check_tensors, choose_pytorch
+from cbsa.ops.api import CONTRACTIONS, IMPLEMENTATIONS, check_tensors, choose_pytorch, implementation
 from cbsa.ops.availability import triton_is_missing
 from cbsa.ops.precision import autocast_dtype
 
@@ -69,7 +68,7 @@ def contract_broadcast_kv(
         "sdpa": adapted_sdpa.contract_broadcast_kv,
         "triton": _star_on_kernels,
     }
-    impl = _implementation(impl, lambda: choose_pytorch(k, reps), k, v, reps, eta, kappa)
+    impl = implementation(impl, lambda: choose_pytorch(k, reps), k, v, reps, eta, kappa)
     return implementations[impl](k, v, reps, eta, kappa, mask, scale, contraction, eps)
 
 
@@ -120,9 +119,8 @@ def agent_attention(
         "sdpa": adapted_sdpa.agent_attention,
         "triton": _agent_on_kernels,
     }
-    impl = _implementation(impl, lambda: _choose_for_agent(q, reps), q, k, v, reps)
-    out = implementations[impl](q, k, v, reps, mask, scale, sharpness)
-    return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0)
+    impl = implementation(impl, lambda: _choose_for_agent(q, reps), q, k, v, reps)
+    return implementations[impl](q, k, v, reps, mask, scale, sharpness)
 
 
 def _agent_reference(
@@ -131,7 +129,8 @@ def _agent_reference(
     if mask is not None:
         q, k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (q, k, v))
     gathered = reference.gather(reference.extraction_weights(k, reps, scale, mask), v)  # D, (B, H, m, d)
-    return ((q * sharpness) @ reps.mT).softmax(-1) @ gathered  # (B, H, N, d)
+    out = ((q * sharpness) @ reps.mT).softmax(-1) @ gathered  # (B, H, N, d)
+    return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0)
 
 
 def _star_on_kernels(*arguments: Any) -> Tensor:
@@ -180,16 +179,3 @@ def _one_dtype(**tensors: Tensor) -> tuple[Tensor, ...]:
         found = ", ".join(f"{name} of {x.dtype}" for name, x in tensors.items())
         raise TypeError(f"all tensors must have one dtype, got {found}")
     return first, *rest
-
-
-def _implementation(impl: str, best: Callable[[], str], *inputs: Tensor) -> str:
-    """``impl`` itself, or what ``"auto"`` stands for: the ``best`` where nothing demands the reference."""
-    transformed = is_transformed(*inputs)
-    if impl in ("sdpa", "triton") and transformed:
-        raise ValueError(
-            f"impl={impl!r} supports neither forward-mode differentiation nor torch.func transforms; "
-            "use impl='reference' for them"
-        )
-    if impl == "auto":
-        return "reference" if transformed or is_exporting() else best()
-    return impl

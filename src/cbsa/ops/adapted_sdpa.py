@@ -11,18 +11,36 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
-from cbsa.ops.custom import no_second_derivative, token_major
+from cbsa.ops.custom import differentiate, token_major
 from cbsa.ops.precision import accumulation_dtype
-from cbsa.ops.sdpa import backward, backward_flops, forward, forward_flops, hide_padding, write_gradient
+from cbsa.ops.sdpa import (
+    backward,
+    backward_flops,
+    forward,
+    forward_flops,
+    hide_both,
+    hide_padding,
+    write_gradient,
+)
 
 
 def agent_attention(
     q: Tensor, k: Tensor, v: Tensor, reps: Tensor, mask: Tensor | None, scale: float, sharpness: float
 ) -> Tensor:
     """Gather, then read; see :func:`cbsa.ops.agent_attention`."""
-    q, (k, bias), v = hide_padding(q, mask)[0], hide_padding(k, mask), hide_padding(v, mask)[0]
-    gathered = F.scaled_dot_product_attention(reps, k, v, attn_mask=bias, scale=scale)  # D, (B, H, m, d)
-    return F.scaled_dot_product_attention(q, reps, gathered, scale=sharpness)  # (B, H, N, d)
+    return read_values(q, reps, gather_values(k, v, reps, mask, scale), mask, sharpness)  # (B, H, N, d)
+
+
+def gather_values(k: Tensor, v: Tensor, reps: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """D = softmax_n(s·Q Kᵀ) V (B, H, m, d)."""
+    k, v, bias = hide_both(k, v, mask)
+    return F.scaled_dot_product_attention(reps, k, v, attn_mask=bias, scale=scale)
+
+
+def read_values(q: Tensor, reps: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """softmax_r(s·X_q Qᵀ) V (B, H, N, d) for values (B, H, m, d) of the representatives; padding gets 0."""
+    out = F.scaled_dot_product_attention(hide_padding(q, mask)[0], reps, values, scale=scale)
+    return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0)
 
 
 def contract_broadcast_kv(
@@ -58,17 +76,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    k: Tensor,
-    v: Tensor,
-    reps: Tensor,
-    step_rep: Tensor,
-    step_out: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    contraction: str,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(k: Tensor, v: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     lse = reps.new_empty(reps.shape[:-1], dtype=accumulation_dtype(k.dtype))
     return token_major(k), reps.new_empty(reps.shape), lse
 
@@ -98,46 +106,25 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    grad: Tensor,
-    k: Tensor,
-    v: Tensor,
-    reps: Tensor,
-    step_rep: Tensor,
-    step_out: Tensor,
-    mask: Tensor | None,
-    delta: Tensor,
-    lse: Tensor,
-    scale: float,
-    contraction: str,
-    eps: float,
+    grad: Tensor, k: Tensor, v: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     of_reps, of_step_rep, of_step_out = (x.new_empty(x.shape) for x in (reps, step_rep, step_out))
     return token_major(k), token_major(v), of_reps, of_step_rep, of_step_out
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    k, v, reps, step_rep, step_out, mask, *ctx.options = inputs
-    _, delta, lse = output
-    ctx.mark_non_differentiable(delta, lse)
-    ctx.save_for_backward(k, v, reps, step_rep, step_out, mask, delta, lse)
-
-
-def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    return (*_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None, None)
-
-
-_forward.register_autograd(_autograd_backward, setup_context=_setup_context)
-
-
-_backward.register_autograd(no_second_derivative)
+differentiate(_forward, _backward)
 
 
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_kv_sdpa)
 def _flops(
-    k_shape: tuple[int, ...], v_shape: tuple[int, ...], reps_shape: tuple[int, ...], *rest: Any, **_: Any
+    k_shape: tuple[int, ...],
+    v_shape: tuple[int, ...],
+    reps_shape: tuple[int, ...],
+    *others: Any,
+    **kwargs: Any,
 ) -> int:
     """Count what the fused kernels do, as for ``contract_broadcast``."""
-    contraction = rest[4]  # after the shapes of the steps and the mask, and the scale
+    *_, contraction, _ = others
     return forward_flops(k_shape, reps_shape, contraction)
 
 
@@ -147,9 +134,9 @@ def _backward_flops(
     k_shape: tuple[int, ...],
     v_shape: tuple[int, ...],
     reps_shape: tuple[int, ...],
-    *rest: Any,
-    **_: Any,
+    *others: Any,
+    **kwargs: Any,
 ) -> int:
     """Count the backward, as for ``contract_broadcast``."""
-    contraction = rest[6]  # after the shapes of the steps, the mask, D and the log-sum-exp, and the scale
+    *_, contraction, _ = others
     return backward_flops(k_shape, reps_shape, contraction)

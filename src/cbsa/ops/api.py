@@ -95,14 +95,7 @@ def contract_broadcast(
     scale = w.shape[-1] ** -0.5 if scale is None else check_number("scale", scale)
 
     w, reps = in_one_dtype(w, reps)
-    transformed = is_transformed(w, reps, step_rep, step_out)
-    if impl in ("sdpa", "triton") and transformed:
-        raise ValueError(
-            f"impl={impl!r} supports neither forward-mode differentiation nor torch.func transforms; "
-            "use impl='reference' for them"
-        )
-    if impl == "auto":
-        impl = "reference" if transformed or is_exporting() else choose(w, reps, scale, contraction)
+    impl = implementation(impl, lambda: choose(w, reps, scale, contraction), w, reps, step_rep, step_out)
     return _IMPLEMENTATIONS[impl](w, reps, step_rep, step_out, mask, scale, contraction, eps)
 
 
@@ -157,6 +150,19 @@ def _kernels_pool(
     from cbsa.ops import fused
 
     return fused.why_not(w, scale, contraction) is None
+
+
+def implementation(impl: str, best: Callable[[], str], *inputs: Tensor) -> str:
+    """``impl`` itself, or what ``"auto"`` stands for: the ``best`` where nothing demands the reference."""
+    transformed = is_transformed(*inputs)
+    if impl in ("sdpa", "triton") and transformed:
+        raise ValueError(
+            f"impl={impl!r} supports neither forward-mode differentiation nor torch.func transforms; "
+            "use impl='reference' for them"
+        )
+    if impl == "auto":
+        return "reference" if transformed or is_exporting() else best()
+    return impl
 
 
 def choose(w: Tensor, reps: Tensor, scale: float, contraction: str) -> str:

@@ -30,6 +30,62 @@ def empty_gradients(
     )
 
 
+def differentiate(forward: Any, backward: Any) -> None:
+    """Make ``backward`` the derivative of ``forward``, which itself has none.
+
+    ``forward(*tensors, *options)`` returns an output, and after it what it keeps for
+    ``backward(grad, *tensors, *kept, *options)``, which returns the gradients of the first tensors.
+    """
+
+    def run_backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        gradients = as_tuple(backward(grad, *ctx.saved_tensors, *ctx.options))
+        return (*gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients)))
+
+    forward.register_autograd(run_backward, setup_context=keep_for_backward)
+    backward.register_autograd(no_second_derivative)
+
+
+def differentiate_all(forward: Any, backward: Any) -> None:
+    """The same for an operator all of whose outputs have gradients, and are kept.
+
+    It is ``backward(*grads, *tensors, *output, *options)``, None for a gradient that there is not.
+    """
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        tensors, ctx.options = tensors_and_options(inputs)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output)
+
+    def run_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        gradients = backward(*grads, *ctx.saved_tensors, *ctx.options)
+        return (*gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients)))
+
+    forward.register_autograd(run_backward, setup_context=setup_context)
+    backward.register_autograd(no_second_derivative)
+
+
+def keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+    """Save an operator's tensors, None among them, and what it keeps; the rest of its inputs are options."""
+    tensors, ctx.options = tensors_and_options(inputs)
+    kept = as_tuple(output)[1:]
+    ctx.mark_non_differentiable(*kept)
+    ctx.set_materialize_grads(False)  # no zeros for what is kept
+    ctx.save_for_backward(*tensors, *kept)
+
+
+def tensors_and_options(inputs: tuple[Any, ...]) -> tuple[list[Tensor | None], tuple[Any, ...]]:
+    """An operator's inputs: its tensors come first, and some may be None; options never are."""
+    tensors = [x for x in inputs if x is None or isinstance(x, Tensor)]
+    return tensors, inputs[len(tensors) :]
+
+
+def as_tuple(output: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What an operator returned, also where that is one tensor."""
+    return (output,) if isinstance(output, Tensor) else output
+
+
 def no_second_derivative(ctx: Any, *_: Any) -> NoReturn:
     """Backward of a backward: there is none."""
     raise NotImplementedError(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops import fused
-from cbsa.ops.custom import launched_on, no_second_derivative, token_major
+from cbsa.ops.custom import differentiate, launched_on, token_major
 from cbsa.ops.kernels import launch_agent
 
 
@@ -42,9 +42,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, reps: Tensor, mask: Tensor | None, scale: float, sharpness: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _empty_results(q, reps)
 
 
@@ -73,34 +71,12 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    reps: Tensor,
-    mask: Tensor | None,
-    delta: Tensor,
-    lse: Tensor,
-    scale: float,
-    sharpness: float,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, reps: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _empty_gradients(q, k, v, reps)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, reps, mask, *ctx.options = inputs
-    kept = output[1:]
-    ctx.mark_non_differentiable(*kept)
-    ctx.set_materialize_grads(False)  # no zeros for what is kept
-    ctx.save_for_backward(q, k, v, reps, mask, *kept)
-
-
-def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    return (*_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None)
-
-
-_forward.register_autograd(_autograd_backward, setup_context=_setup_context)
-_backward.register_autograd(no_second_derivative)
+differentiate(_forward, _backward)
 
 
 def _count_flops(q: Any, reps: Any) -> int:

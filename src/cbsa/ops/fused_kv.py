@@ -7,7 +7,13 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops import fused
-from cbsa.ops.custom import empty_gradients, launched_on, no_second_derivative, token_major
+from cbsa.ops.custom import (
+    empty_gradients,
+    keep_for_backward,
+    launched_on,
+    no_second_derivative,
+    token_major,
+)
 from cbsa.ops.kernels import launch
 
 
@@ -52,17 +58,8 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    k: Tensor,
-    v: Tensor,
-    reps: Tensor,
-    step_rep: Tensor,
-    step_out: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    softmax: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(k: Tensor, v: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *_, keep = others
     return fused.empty_results(k, reps, keep)
 
 
@@ -99,39 +96,19 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    grad: Tensor,
-    k: Tensor,
-    v: Tensor,
-    reps: Tensor,
-    step_rep: Tensor,
-    step_out: Tensor,
-    mask: Tensor | None,
-    delta: Tensor,
-    lse: Tensor,
-    c: Tensor,
-    lse_c: Tensor,
-    scale: float,
-    softmax: bool,
-    needs_reps: bool,
+    grad: Tensor, k: Tensor, v: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     grad_k, grad_reps, grad_step_rep, grad_step_out = empty_gradients(k, reps, step_rep, step_out)
     return grad_k, token_major(v), grad_reps, grad_step_rep, grad_step_out
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    k, v, reps, step_rep, step_out, mask, *ctx.options, _ = inputs
-    kept = output[1:]
-    ctx.mark_non_differentiable(*kept)
-    ctx.set_materialize_grads(False)  # no zeros for what is kept
-    ctx.save_for_backward(k, v, reps, step_rep, step_out, mask, *kept)
-
-
 def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    gradients = _backward(grad, *ctx.saved_tensors, *ctx.options, ctx.needs_input_grad[2])
+    scale, softmax, _ = ctx.options
+    gradients = _backward(grad, *ctx.saved_tensors, scale, softmax, ctx.needs_input_grad[2])
     return (*gradients, None, None, None, None)
 
 
-_forward.register_autograd(_autograd_backward, setup_context=_setup_context)
+_forward.register_autograd(_autograd_backward, setup_context=keep_for_backward)
 _backward.register_autograd(no_second_derivative)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops import fused
-from cbsa.ops.custom import empty_gradients, launched_on, no_second_derivative
+from cbsa.ops.custom import empty_gradients, keep_for_backward, launched_on, no_second_derivative
 from cbsa.ops.fused_pooling import as_image
 from cbsa.ops.kernels import launch, pooling
 
@@ -131,19 +131,12 @@ def _(
     return grad_w, grad_step_rep, grad_step_out
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    w, step_rep, step_out, *ctx.options, _ = inputs
-    kept = output[1:]
-    ctx.mark_non_differentiable(*kept)
-    ctx.set_materialize_grads(False)  # no zeros for what is kept
-    ctx.save_for_backward(w, step_rep, step_out, *kept)
-
-
 def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    return (*_backward(grad, *ctx.saved_tensors, *ctx.options), *[None] * 6)
+    *options, _ = ctx.options
+    return (*_backward(grad, *ctx.saved_tensors, *options), *[None] * 6)
 
 
-_forward.register_autograd(_autograd_backward, setup_context=_setup_context)
+_forward.register_autograd(_autograd_backward, setup_context=keep_for_backward)
 _backward.register_autograd(no_second_derivative)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops.attention import attention, attention_backward
-from cbsa.ops.custom import empty_gradients, no_second_derivative, token_major
+from cbsa.ops.custom import differentiate, empty_gradients, token_major
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.ops.reference import exact_factor, per_head
 from cbsa.ops.resolvent import resolvent, resolvent_backward
@@ -59,7 +59,7 @@ def forward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output (B, H, N, d), D = Av (B, H, m, d) and log-sum-exp of A's rows (B, H, m); k and v may be one."""
-    k, v, bias = _hide_both(k, v, mask)
+    k, v, bias = hide_both(k, v, mask)
     delta, lse = attention(reps, k, v, scale, bias)  # D, (B, H, m, d)
     c, _ = contract(extracted(reps, delta, step_rep), contraction, scale, eps)
     out = broadcast(k, reps, c, lse, step_out, mask, scale)
@@ -67,9 +67,17 @@ def forward(
 
 
 def broadcast(
-    k: Tensor, reps: Tensor, c: Tensor, lse: Tensor, step_out: Tensor, mask: Tensor | None, scale: float
+    k: Tensor,
+    reps: Tensor,
+    c: Tensor,
+    lse: Tensor,
+    step_out: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
 ) -> Tensor:
     """κ·AᵀC (B, H, N, d) for tokens k (B, H, N, d), contractions c (B, H, m, d), lse of A's rows (B, H, m).
+
+    Without ``step_out``, κ is 1.
 
     (AᵀC)_n = Σ_r exp(s·k_n·Q_r − lse_r) C_r is an attention of the tokens over the representatives with bias
     −lse, times its own normaliser exp(lse'_n) ≤ m. What rounding the bias to k's dtype loses, a factor near 1
@@ -79,23 +87,16 @@ def broadcast(
     shift = lse.to(k.dtype)
     values = (c * (shift - lse).exp().unsqueeze(-1)).to(k.dtype)
     mixed, total = attention(k, reps, values, scale, -shift.unsqueeze(-2))
-    gain = total.to(wide).exp().unsqueeze(-1) * per_head(step_out, wide)  # (B, H, N, 1)
+    gain = total.to(wide).exp().unsqueeze(-1)  # (B, H, N, 1)
+    if step_out is not None:
+        gain = gain * per_head(step_out, wide)
     if mask is not None:
         gain = gain.masked_fill(~mask[:, None, :, None], 0)
     return torch.mul(mixed, gain, out=token_major(k))
 
 
 @_forward.register_fake
-def _(
-    w: Tensor,
-    reps: Tensor,
-    step_rep: Tensor,
-    step_out: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    contraction: str,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(w: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     lse = reps.new_empty(reps.shape[:-1], dtype=accumulation_dtype(w.dtype))
     return token_major(w), reps.new_empty(reps.shape), lse
 
@@ -139,7 +140,7 @@ def backward(
 
     Those of k and v are for :func:`write_gradient`: as the kernels left them, padding included.
     """
-    k, v, bias = _hide_both(k, v, mask)
+    k, v, bias = hide_both(k, v, mask)
     grad, _ = hide_padding(grad, mask)
     u, _ = attention(reps, k, grad, scale, bias)  # U = A G, (B, H, m, d)
     few = backward_of_representatives(u, reps, step_rep, step_out, delta, scale, contraction, eps)
@@ -224,51 +225,18 @@ def write_gradient(tokens: Tensor, mask: Tensor | None, part: Tensor, other: Ten
 
 @_backward.register_fake
 def _(
-    grad: Tensor,
-    w: Tensor,
-    reps: Tensor,
-    step_rep: Tensor,
-    step_out: Tensor,
-    mask: Tensor | None,
-    delta: Tensor,
-    lse: Tensor,
-    scale: float,
-    contraction: str,
-    eps: float,
+    grad: Tensor, w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return empty_gradients(w, reps, step_rep, step_out)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    w, reps, step_rep, step_out, mask, *ctx.options = inputs
-    _, delta, lse = output
-    ctx.mark_non_differentiable(delta, lse)
-    ctx.save_for_backward(w, reps, step_rep, step_out, mask, delta, lse)
-
-
-def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    return (*_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None, None)
-
-
-_forward.register_autograd(_autograd_backward, setup_context=_setup_context)
-
-
-_backward.register_autograd(no_second_derivative)
+differentiate(_forward, _backward)
 
 
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_sdpa)
-def _flops(
-    w_shape: tuple[int, ...],
-    reps_shape: tuple[int, ...],
-    step_rep_shape: tuple[int, ...],
-    step_out_shape: tuple[int, ...],
-    mask_shape: tuple[int, ...] | None,
-    scale: float,
-    contraction: str,
-    eps: float,
-    **_: Any,
-) -> int:
+def _flops(w_shape: tuple[int, ...], reps_shape: tuple[int, ...], *others: Any, **kwargs: Any) -> int:
     """Count what the fused kernels do: scores are computed twice, 4·N·m·d where the reference has 3·N·m·d."""
+    *_, contraction, _ = others
     return forward_flops(w_shape, reps_shape, contraction)
 
 
@@ -277,17 +245,11 @@ def _backward_flops(
     grad_shape: tuple[int, ...],
     w_shape: tuple[int, ...],
     reps_shape: tuple[int, ...],
-    step_rep_shape: tuple[int, ...],
-    step_out_shape: tuple[int, ...],
-    mask_shape: tuple[int, ...] | None,
-    delta_shape: tuple[int, ...],
-    lse_shape: tuple[int, ...],
-    scale: float,
-    contraction: str,
-    eps: float,
-    **_: Any,
+    *others: Any,
+    **kwargs: Any,
 ) -> int:
     """Count one attention (2 products) and two of its backwards (5 each) over N·m, and the contraction's."""
+    *_, contraction, _ = others
     return backward_flops(w_shape, reps_shape, contraction)
 
 
@@ -307,7 +269,7 @@ def backward_flops(tokens: tuple[int, ...], reps: tuple[int, ...], contraction: 
     return 2 * batch * heads * (12 * n * m * d + contract)
 
 
-def _hide_both(k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def hide_both(k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """:func:`hide_padding` of k and v, which may be one tensor."""
     hidden, bias = hide_padding(k, mask)
     return hidden, hidden if v is k else hide_padding(v, mask)[0], bias

@@ -175,12 +175,11 @@ def run_forward(
     """
     call = Problem(w, v, reps, mask, scale, softmax)
     w, reps, mask = call.w, call.reps, call.mask
-    outputs = out.stride()[:3]
     if kept is None:
         options = call.options(call.launches("forward_whole")[0])
         whole.forward_whole[(call.programs,)](
             w, call.v, reps, mask, step_rep, step_out, out, call.heads, call.n, call.m, call.scale2,
-            *call.strides, *outputs, **options, SOFTMAX=softmax,
+            *call.strides, *out.stride()[:3], **options, SOFTMAX=softmax,
         )  # fmt: skip
         return
     delta, lse, c, lse_c = kept
@@ -195,10 +194,16 @@ def run_forward(
         call.heads, call.m, splits, call.scale2, *reps.stride()[:3],
         **call.rows, **call.contraction, BS=_FEW_SPLITS if few else 0, **call.ahead,
     )  # fmt: skip
+    broadcast(call, lse, kappa_c, out)
+
+
+def broadcast(call: Problem, lse: Tensor, kappa_c: Tensor, out: Tensor) -> None:
+    """Write O = κ·AᵀC from κC in the dtype of the tokens."""
     options, chunk, splits = call.split("broadcast", call.programs)
     forward.broadcast[(call.programs, splits)](
-        w, reps, mask, lse, kappa_c, out, call.heads, call.n, call.m, chunk, call.scale2,
-        *w.stride()[:3], *reps.stride()[:3], *outputs, **options, REP_BLOCKS=call.blocks, **call.ahead,
+        call.w, call.reps, call.mask, lse, kappa_c, out, call.heads, call.n, call.m, chunk, call.scale2,
+        *call.w.stride()[:3], *call.reps.stride()[:3], *out.stride()[:3],
+        **options, REP_BLOCKS=call.blocks, **call.ahead,
     )  # fmt: skip
 
 
@@ -219,6 +224,13 @@ def extract(call: Problem, alone: tuple[Tensor, Tensor] | None = None) -> Parts:
         call.heads, call.n, call.m, chunk, call.scale2, *call.strides, **options, **call.early,
     )  # fmt: skip
     return parts
+
+
+def extract_all(call: Problem, delta: Tensor, lse: Tensor) -> None:
+    """Write D, in the dtype of its memory, and the log₂-sum-exp of A."""
+    parts = extract(call, (delta, lse))
+    if parts[1] is not None:
+        merge(call, parts, delta, lse)
 
 
 def merge(call: Problem, parts: Parts, delta: Tensor, lse: Tensor) -> None:
@@ -309,16 +321,11 @@ def _split_backward(
     grad_reps: Tensor | None,
     steps: tuple[Tensor, ...],
 ) -> None:
-    w, reps, mask, (delta, lse, c, lse_c) = call.w, call.reps, call.mask, kept
-    sizes, d = (call.heads, call.n, call.m), w.shape[-1]
-    inputs = (*w.stride()[:3], *reps.stride()[:3], *grad.stride()[:3])
-    options, chunk, splits = call.split("gather", call.programs * call.blocks)
-    u = call.parts(splits, d)
-    backward.gather[(call.programs, call.blocks, splits)](
-        w, reps, grad, mask, lse, u, *sizes, chunk, call.scale2, *inputs, **options, **call.early
-    )
+    reps, (delta, lse, c, lse_c) = call.reps, kept
+    u = gather(call, grad, lse)
+    splits = u.shape[0]
     if not call.are_few(splits):
-        u, splits = _add_splits(u, None, torch.empty_like(delta)), 1
+        u, splits = add_splits(u, None, torch.empty_like(delta)), 1
     grad_r, row_dot = torch.empty_like(delta), torch.empty_like(lse)
     grad_delta, kappa_c = (reps.new_empty(reps.shape) for _ in range(2))
     backward.contract_backward[(call.programs, call.blocks)](
@@ -329,11 +336,22 @@ def _split_backward(
     spread(call, grad, (lse, kappa_c, grad_delta, row_dot), grad_r, of_tokens, grad_reps, call.ahead)
 
 
+def gather(call: Problem, grad: Tensor, lse: Tensor) -> Tensor:
+    """U = A G in float32, one sum for each split of the tokens, (splits, B, H, m, d)."""
+    options, chunk, splits = call.split("gather", call.programs * call.blocks)
+    u = call.parts(splits, call.rows["D"])
+    backward.gather[(call.programs, call.blocks, splits)](
+        call.w, call.reps, grad, call.mask, lse, u, call.heads, call.n, call.m, chunk, call.scale2,
+        *call.w.stride()[:3], *call.reps.stride()[:3], *grad.stride()[:3], **options, **call.early,
+    )  # fmt: skip
+    return u
+
+
 def spread(
     call: Problem,
     grad: Tensor | None,
     of_reps: tuple[Tensor, Tensor, Tensor, Tensor],
-    grad_r: Tensor,
+    grad_r: Tensor | None,
     of_tokens: tuple[Tensor, Tensor | None],
     grad_reps: Tensor | None,
     ahead: dict[str, bool],
@@ -341,6 +359,7 @@ def spread(
     """The second pass of the backward: dw, dv if there is a v, and dQ if wanted; launched ``ahead`` or not.
 
     ``of_reps`` is the log₂-sum-exp of A, κC, dD and δ. Without ``grad``, A broadcasts nothing: no κC is used.
+    ``grad_r`` is what else there is to dQ.
     """
     w, v, reps, mask, d = call.w, call.v, call.reps, call.mask, call.rows["D"]
     sizes = (call.heads, call.n, call.m)
@@ -368,10 +387,10 @@ def spread(
                 *sizes, chunk, call.scale, call.scale2, *inputs, **options, **call.early,
             )  # fmt: skip
     if grad_reps is not None:
-        _add_splits(parts, grad_r, grad_reps)
+        add_splits(parts, grad_r, grad_reps)
 
 
-def _add_splits(parts: Tensor, more: Tensor | None, total: Tensor) -> Tensor:
+def add_splits(parts: Tensor, more: Tensor | None, total: Tensor) -> Tensor:
     """Put the sum of parts (splits, …), and of ``more``, into ``total`` and return it."""
     at_once = _splits_at_once(parts.shape[0])
     return add_up(parts, total, more, at_once=at_once, block=_MERGED // at_once)

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from cbsa.ops.kernels import agent
-from cbsa.ops.kernels.launch import Problem, extract, merge, spread, unit_rows
+from cbsa.ops.kernels.launch import Problem, extract_all, spread, unit_rows
 
 Sums = tuple[Tensor, Tensor, Tensor]
 _ROWS = 8  # of representatives, that a program adds up over the splits
@@ -26,10 +26,13 @@ def run_forward(
     lse: Tensor,
 ) -> None:
     """Write O, D in its dtype, and the log₂-sum-exp of the extraction."""
-    call, q = Problem(k, v, reps, mask, scale, False), unit_rows(q)
-    parts = extract(call, (delta, lse))
-    if parts[1] is not None:
-        merge(call, parts, delta, lse)
+    call = Problem(k, v, reps, mask, scale, False)
+    extract_all(call, delta, lse)
+    broadcast(call, unit_rows(q), delta, sharpness, out)
+
+
+def broadcast(call: Problem, q: Tensor, delta: Tensor, sharpness: float, out: Tensor) -> None:
+    """Write O = softmax_r(t·X Qᵀ) D for queries X with adjacent coordinates."""
     options, chunk, splits = call.split("agent_broadcast", call.programs)
     agent.agent_broadcast[(call.programs, splits)](
         q, call.reps, delta, call.mask, out, call.heads, call.n, call.m, chunk, sharpness * math.log2(math.e),
@@ -54,14 +57,14 @@ def run_backward(
     """Write the gradients with respect to q, k, v and reps."""
     grad_q, grad_k, grad_v, grad_reps = gradients
     call = Problem(k, v, reps, mask, scale, False)
-    grad_delta, grad_r, row_dot = _broadcast_backward(
+    grad_delta, grad_r, row_dot = broadcast_backward(
         call, unit_rows(grad), unit_rows(q), delta, sharpness, grad_q
     )
     of_reps = (lse, grad_delta, grad_delta, row_dot)  # dD in the place of κC, which is not read
     spread(call, None, of_reps, grad_r, (grad_k, grad_v), grad_reps, call.ahead)
 
 
-def _broadcast_backward(
+def broadcast_backward(
     call: Problem, grad: Tensor, q: Tensor, delta: Tensor, sharpness: float, grad_q: Tensor
 ) -> Sums:
     """Write dX, and return dD in the dtype of the tokens, the broadcast's part of dQ, and δ."""
