@@ -93,6 +93,8 @@ def load_encoder_weights(encoder: nn.Module, path: str | Path) -> None:
         raise FileNotFoundError(
             f"{path} is a folder without config.json and model.safetensors, in it or in its model/"
         )
+    if not path.exists():
+        raise FileNotFoundError(f"weights of the encoder: {path}: no such file or folder")
     if path.suffix == ".pt":
         raise CheckpointError(
             f"{path}: a checkpoint of a run does not say all about its model; give the folder of the run"
