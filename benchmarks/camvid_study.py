@@ -90,6 +90,7 @@ class Study:
         settings: further settings of all runs.
         sigmas: of the noise, separated by commas.
         seeds: draws of the noise for each.
+        noisy_images: images of the test split that noise is tried on, evenly spaced; 0 for all.
         pictures: images to predict.
         seconds: for each measurement of speed.
     """
@@ -105,13 +106,15 @@ class Study:
         settings: tuple[str, ...] = (),
         sigmas: str = "0,0.01,0.02,0.05,0.1,0.2,0.5",
         seeds: int = 3,
+        noisy_images: int = 0,
         pictures: int = 6,
         seconds: float = 0.5,
     ) -> None:
         self.out, self.work, self.decoders = out, work, decoders
         weights = (f"model.encoder_weights={encoder}",) if encoder is not None else ()
         self.settings = last_of_each((f"data.root={data}", *SETTINGS, *weights, *settings))
-        self.sigmas, self.seeds, self.pictures, self.seconds = sigmas, seeds, pictures, seconds
+        self.sigmas, self.seeds, self.noisy_images = sigmas, seeds, noisy_images
+        self.pictures, self.seconds = pictures, seconds
         self.training = False  # whether a signal would be heeded by a run that saves its state
 
     def run(self, decoder: str) -> Path:
@@ -179,7 +182,16 @@ class Study:
     def noise(self) -> None:
         """``cbsa reproduce fig-seg-noise`` over all decoders on the test split."""
         models = [f"--model={DECODERS[name][0]}={self.run(name)}" for name in self.decoders]
-        options = ("--sigmas", self.sigmas, "--seeds", self.seeds, "--set", TEST)
+        options = (
+            "--sigmas",
+            self.sigmas,
+            "--seeds",
+            self.seeds,
+            "--images",
+            self.noisy_images,
+            "--set",
+            TEST,
+        )
         self.command("reproduce", "fig-seg-noise", *models, *options, "--out", self.out)
 
     def curves(self) -> None:
@@ -335,6 +347,7 @@ def main() -> None:
     parser.add_argument("--decoders", default=",".join(DECODERS), help="separated by commas")
     parser.add_argument("--sigmas", default="0,0.01,0.02,0.05,0.1,0.2,0.5", help="of the noise")
     parser.add_argument("--seeds", type=int, default=3, help="draws of the noise for each sigma")
+    parser.add_argument("--noisy-images", type=int, default=0, help="to try noise on; 0 for all of the split")
     parser.add_argument("--pictures", type=int, default=6, help="images to predict")
     parser.add_argument("--seconds", type=float, default=0.5, help="for each measurement of speed")
     parser.add_argument("--limit", type=int, default=0, help="stop after so many seconds; 0 for never")

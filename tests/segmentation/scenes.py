@@ -33,3 +33,34 @@ def write_folder(root, train=12, val=5, size=(24, 32), masks="masks"):
             save(root / masks / split / f"{i:03d}.png", mask)
     (root / "classes.txt").write_text("".join(f"{name}\n" for name in CLASSES))
     return root
+
+
+# Data set: folders of its masks and lists, and its usual splits.
+LISTED = {
+    "voc": ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation", "train", "val"),
+    "pascal_context": (
+        *("JPEGImages", "SegmentationClassContext", "ImageSets/SegmentationContext"),
+        *("train", "val"),
+    ),
+    "pets": ("images", "annotations/trimaps", "annotations", "trainval", "test"),
+}
+
+
+def write_listed(root, dataset):
+    """A set whose splits are lists of names, with labels from 1 to 3; each list's second name has no mask.
+
+    Returns its folder, and the masks that are not there by their images.
+    """
+    images, masks, lists, *splits = LISTED[dataset]
+    lacking = {}
+    for split, count in zip(splits, (5, 3), strict=True):
+        names = [f"{split}_{i}" for i in range(count)]
+        for i, name in enumerate(names):
+            image, mask = scene(i)
+            save(root / images / f"{name}.jpg", image)
+            save(root / masks / f"{name}.png", np.where(mask == 255, 1, mask + 1).astype(np.uint8))
+        lacking[root / images / f"{names[1]}.jpg"] = root / masks / f"{names[1]}.png"
+        (root / masks / f"{names[1]}.png").unlink()
+        (root / lists).mkdir(parents=True, exist_ok=True)
+        (root / lists / f"{split}.txt").write_text("".join(f"{name}\n" for name in names))
+    return root, lacking

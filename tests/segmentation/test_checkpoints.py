@@ -9,8 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from timm.models.vision_transformer import VisionTransformer
 
+import cbsa
+from cbsa.adaptation.stored import stored_styles
+from cbsa.adaptation.timm_attention import AdaptedAttention
 from cbsa.models import CheckpointError, Transformer, create_model, save_model
+from cbsa.models.checkpoints import save_timm_model
 from cbsa.segmentation import CBTDecoder, Segmenter, create_segmenter, load_segmenter, save_segmenter
+from cbsa.segmentation.about import About
+from cbsa.segmentation.windows import WindowConfig
 from tests.models import authors
 
 CBT = "cbt_tiny_patch4_32"
@@ -72,12 +78,45 @@ def test_what_cannot_be_made_again_is_not_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def saved(tmp_path, change):
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_round_trip_of_an_adapted_encoder(when, tmp_path):
+    """Styles leave no trace in the weights: they are stored, whenever the encoder was adapted."""
+    vit = timm.create_model("vit_tiny_patch16_224", depth=2) if when == "before" else None
+    if vit is not None:
+        cbsa.adapt(vit, "cbsa", layers=[1], representatives=(3, 2))
+    by_name = {"encoder_kwargs": {"depth": 2}} if vit is None else {}
+    model = create_segmenter(vit or "vit_tiny_patch16_224", num_classes=3, **by_name)
+    if vit is None:
+        cbsa.adapt(model.encoder, "cbsa", layers=[1], representatives=(3, 2))
+    else:
+        model.config["encoder_kwargs"] = {"depth": 2}  # which a module of timm does not tell
+    again = load_segmenter(save_segmenter(model, tmp_path))
+    assert not isinstance(again.encoder.blocks[0].attn, AdaptedAttention)
+    assert again.encoder.blocks[1].attn.style.representatives == (3, 2)
+    assert_same(again, model)
+    cbsa.adapt(model.encoder, "softmax")
+    assert not torch.equal(again(torch.ones(1, 3, 32, 32)), model(torch.ones(1, 3, 32, 32)))
+    assert (
+        "adapted"
+        not in json.loads((save_segmenter(model, tmp_path) / "config.json").read_text())["segmenter"]
+    )
+
+
+def test_what_classes_are_and_how_images_are_looked_at_comes_along(tmp_path):
+    model = create_segmenter(CBT, num_classes=2, encoder_kwargs={"depth": 1}, decoder_kwargs={"depth": 1})
+    assert load_segmenter(save_segmenter(model, tmp_path / "a")).about == About()
+    windows = WindowConfig((16, 24), (8, 12))
+    model.about = About(("sky\x1b[31m", "road"), ((1, 2, 3), (255, 0, 9)), 180, windows)
+    about = load_segmenter(save_segmenter(model, tmp_path / "b")).about
+    assert about == About(("sky\ufffd[31m", "road"), ((1, 2, 3), (255, 0, 9)), 180, windows)
+
+
+def saved(tmp_path, change, inside="segmenter"):
     """A saved segmenter whose configuration was tampered with."""
     model = create_segmenter(CBT, num_classes=3, encoder_kwargs={"depth": 1}, decoder_kwargs={"depth": 1})
     folder = save_segmenter(model, tmp_path)
     config = json.loads((folder / "config.json").read_text())
-    change(config["segmenter"])
+    change(config[inside] if inside else config)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -97,10 +136,32 @@ def saved(tmp_path, change):
         ({"pretrained_encoder": "/tmp/x"}, "is not the configuration of a segmenter"),
         ({"num_classes": "3"}, "num_classes must be an integer, got '3'"),
         ({"num_classes": 4}, "does not fit this model. 3 of another shape"),
+        ({"adapted": [{"name": "cbsa"}]}, "cannot adapt a Transformer"),
+        ({"adapted": [None, None]}, "'adapted' must be a list of 1 styles, got 2 layers"),
     ],
 )
 def test_tampered_configurations_are_refused(changes, message, tmp_path):
     folder = saved(tmp_path, lambda config: config.update(changes))
+    with pytest.raises(CheckpointError, match=message):
+        load_segmenter(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": ["a"]}, "classes must be a list with an entry for each of 3 classes, got 1 of them"),
+        ({"classes": 3}, "classes must be a list .* got 3"),
+        ({"classes": ["a", "b", 5]}, "the name of a class must be a text, got 5"),
+        ({"colours": [[0, 0, 0]] * 2 + [[0, 0, 256]]}, "from 0 to 255"),
+        ({"colours": [[0, 0]] * 3}, "does not describe a segmenter"),
+        ({"short_side": -1}, "short_side must be at least 0"),
+        ({"windows": {"size": [4, 4]}}, "does not describe a segmenter"),
+        ({"windows": {"size": [4, 4], "stride": [5, 5]}}, "must be at most windows.size"),
+        ({"mean": None}, "does not describe a segmenter"),
+    ],
+)
+def test_tampered_descriptions_are_refused(changes, message, tmp_path):
+    folder = saved(tmp_path, lambda config: config.update(changes), inside=None)
     with pytest.raises(CheckpointError, match=message):
         load_segmenter(folder)
 
@@ -140,6 +201,42 @@ def test_encoder_from_a_saved_model_or_run(tmp_path):
         ValueError, match=f"holds weights of '{CBT}', but the encoder is 'crate_tiny_patch4_32'"
     ):
         create_segmenter("crate_tiny_patch4_32", pretrained_encoder=run)
+
+
+def test_encoder_from_a_run_that_adapted_it(tmp_path):
+    """Its arguments, styles and normalisation come along, and are saved with the segmenter."""
+    vit = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=24, num_heads=2, num_classes=7)
+    cbsa.adapt(vit, "cbsa", representatives=(3, 2))
+    save_timm_model(
+        vit,
+        tmp_path / "run" / "model",
+        architecture="vit_tiny_patch16_224",
+        arguments={"depth": 1, "embed_dim": 24, "num_heads": 2, **stored_styles(vit)},
+        transform={"input_size": (3, 224, 224), "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)},
+    )
+    model = create_segmenter("vit_tiny_patch16_224", num_classes=3, pretrained_encoder=tmp_path / "run")
+    assert model.normalization == {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    images = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        assert torch.equal(model.eval().encoder.forward_features(images), vit.eval().forward_features(images))
+    assert_same(load_segmenter(save_segmenter(model, tmp_path / "segmenter")), model)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ([], "is not the configuration of an encoder"),
+        ({"architecture": CBT, "model_args": 3}, "is not the configuration of an encoder"),
+        ({"architecture": "local-dir:/tmp"}, "is not allowed"),
+        ({"architecture": CBT, "model_args": {"checkpoint_path": "/x"}}, "is not allowed"),
+        ({"architecture": CBT, "model_args": {"adapted": 3}}, "'adapted' must be a list"),
+    ],
+)
+def test_tampered_encoders_are_refused(config, message, tmp_path):
+    save_model(create_model(CBT), tmp_path, architecture=CBT)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        create_segmenter(CBT, num_classes=3, pretrained_encoder=tmp_path)
 
 
 def test_encoder_from_the_authors_file(tmp_path):

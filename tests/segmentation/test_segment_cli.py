@@ -1,9 +1,12 @@
 """``cbsa segment train``, ``eval`` and ``predict`` as a user types them, and the recipes behind them."""
 
+import csv
 import inspect
 import json
 import re
 import shlex
+import shutil
+import statistics
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from typer.testing import CliRunner
 
 from cbsa.cli import app
 from cbsa.data.label_sets import voc_colours
-from cbsa.segmentation import create_segmenter
+from cbsa.segmentation import create_segmenter, save_segmenter
 from cbsa.segmentation.windows import segment
 from cbsa.train.segmentation.assess import segment_config_of
 from cbsa.train.segmentation.config import SegmentConfig
@@ -39,6 +42,7 @@ SMALL = [
     "epochs=1",
     "schedule.warmup_epochs=0",
 ]
+OTHER = ["data.mean=0.4,0.5,0.6", "data.std=0.3,0.2,0.1"]  # than the encoder's
 WIDE = {"COLUMNS": "400", "TERM": "dumb"}
 
 
@@ -70,7 +74,7 @@ def root(tmp_path_factory):
 def run(root, tmp_path_factory):
     """A run, in a folder whose name looks like rich's markup, and what was said."""
     folder = tmp_path_factory.mktemp("runs") / "scenes [red]first[/red]"
-    return folder, succeed("train", "camvid_cbt_tiny", *SMALL, f"data.root={root}", "-o", folder)
+    return folder, succeed("train", "camvid_cbt_tiny", *SMALL, *OTHER, f"data.root={root}", "-o", folder)
 
 
 # --- train -----------------------------------------------------------------------------------------------
@@ -89,7 +93,7 @@ def test_a_run_and_what_it_says(run):
         assert word in output
     for name in ("curves.png", "confusion.png", "confusion.csv", "summary.json", "model/config.json"):
         assert (folder / name).is_file(), name
-    again = succeed("train", "camvid_cbt_tiny", *SMALL, *_root_of(folder), "-o", folder)
+    again = succeed("train", "camvid_cbt_tiny", *SMALL, *OTHER, *_root_of(folder), "-o", folder)
     assert "holds a finished run: nothing to do" in again
 
 
@@ -131,17 +135,43 @@ def test_eval(run, tmp_path):
     assert other["loss"] != found["loss"]
 
 
-def test_eval_of_weights_by_a_recipe(run):
+def test_eval_of_weights(run, tmp_path):
+    """By a recipe, and alone: images are normalised as the segmenter was trained, whatever the recipe has."""
     folder, _ = run
-    output = succeed(
-        "eval", "camvid_cbt_tiny", *SMALL, *_root_of(folder), f"model.weights={folder / 'model'}"
+    summary, given = (
+        json.loads((folder / "summary.json").read_text()),
+        ["data.dataset=folder", *_root_of(folder)],
     )
-    assert "mIoU" in output
+    by_recipe = ("camvid_cbt_tiny", *SMALL, *_root_of(folder), f"model.weights={folder / 'model'}")
+    for arguments in (by_recipe, (folder / "model", *given, "runtime.device=cpu", "runtime.precision=fp32")):
+        output = succeed("eval", *arguments, "-o", tmp_path / "numbers.json")
+        found = json.loads((tmp_path / "numbers.json").read_text())
+        assert {key: found[key] for key in ("loss", "miou", "iou")} == {
+            key: summary[key] for key in ("loss", "miou", "iou")
+        }
+        assert "Warning" not in output
+    others = write_folder(tmp_path / "others", train=0)
+    (others / "classes.txt").write_text("ground\nred\nblue\n")
+    output = succeed("eval", folder / "model", f"data.root={others}")
+    assert (
+        "was trained for the classes ground, red, green; those of data.dataset='folder' are ground" in output
+    )
+
+
+def test_a_saved_segmenter_and_wrong_settings(run, tmp_path):
+    model = run[0] / "model"
+    assert "data.root is empty" in fail("eval", model)
+    assert "holds one segmenter; give the folder of a run" in fail("eval", model, "--checkpoint", "best")
+    assert "has 3 classes, but data.dataset='voc' has 21" in fail("eval", model, *_voc(tmp_path))
+    broken = json.loads((model / "config.json").read_text()) | {"classes": ["one"]}
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/config.json").write_text(json.dumps(broken))
+    assert "classes must be a list with an entry for each of 3" in fail("eval", tmp_path / "broken")
 
 
 def test_wrong_targets(run, tmp_path):
     folder, _ = run
-    assert "is neither the folder of a run nor a recipe" in fail("eval", "nothing")
+    assert "is neither the folder of a run or of a saved segmenter nor a recipe" in fail("eval", "nothing")
     assert "has no config.json: it is not the folder of a run" in fail("eval", tmp_path)
     assert "give model.weights=FILE_OR_FOLDER" in fail("eval", "camvid_cbt_tiny")
     assert "--checkpoint='first'" in fail("eval", folder, "--checkpoint", "first")
@@ -187,6 +217,35 @@ def test_predict(run, root, tmp_path):
     colours = np.array(voc_colours(3))[np.array(labels)]
     blend = (np.asarray(Image.open(images / "a/one.jpg")).astype(int) + colours) / 2
     assert np.abs(blend - np.asarray(picture)).max() <= 1
+
+
+def test_predict_by_a_saved_segmenter(run, root, tmp_path):
+    """``model/`` of a run taken elsewhere has all it needs: classes, colours, windows, normalisation."""
+    folder = tmp_path / "taken"
+    shutil.copytree(run[0] / "model", folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["classes"] == list(CLASSES)
+    assert config["windows"] == {"size": [16, 16], "stride": [12, 12]}
+    config["colours"] = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    (folder / "config.json").write_text(json.dumps(config))
+    exact = ("-s", "runtime.device=cpu", "-s", "runtime.precision=fp32")
+    output = succeed("predict", folder, root / "images/val", "-o", tmp_path / "a", *exact)
+    assert all(name in output for name in CLASSES)
+    succeed("predict", run[0], root / "images/val", "-o", tmp_path / "b")
+    for path in (tmp_path / "a/labels").glob("*.png"):
+        labels = Image.open(path)
+        assert labels.getpalette()[:9] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+        assert np.array_equal(np.array(labels), np.array(Image.open(tmp_path / "b/labels" / path.name)))
+
+
+def test_predict_by_a_segmenter_that_was_never_trained(tmp_path):
+    """One that ``save_segmenter`` wrote in Python says nothing of its classes."""
+    model = create_segmenter("cbt_tiny_patch4_32", "cbt", 3, encoder_kwargs={"depth": 1})
+    save_segmenter(model, tmp_path / "saved")
+    save(tmp_path / "in/a.png", scene(0, 40, 50)[0])
+    output = succeed("predict", tmp_path / "saved", tmp_path / "in", "-o", tmp_path / "out")
+    assert "class 2" in output
+    assert Image.open(tmp_path / "out/labels/a.png").size == (50, 40)
 
 
 def test_predict_wrong_input(run, tmp_path):
@@ -250,9 +309,16 @@ def test_noise(run, tmp_path):
     without, noisy = found["by_sigma"]["ours"]
     assert without["std"] == 0
     assert noisy["mean"] != without["mean"]
+    spread = statistics.stdev(float(row["miou"]) for row in _rows(tmp_path) if row["sigma"] != "0.0")
+    assert f"{noisy['mean']:.1f} ± {spread:.1f}" in output
     rows = (tmp_path / "fig-seg-noise.csv").read_text().splitlines()
     assert len(rows) == 1 + 2 * 2 * 2
     assert (tmp_path / "fig-seg-noise.png").is_file()
+
+
+def _rows(folder):
+    with (folder / "fig-seg-noise.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row["model"] == "ours"]
 
 
 def test_noise_wrong_input(run, tmp_path):
@@ -276,7 +342,7 @@ def test_noise_wrong_input(run, tmp_path):
 def test_the_required_recipes_are_there():
     required = {
         f"{dataset}_{decoder}_{size}"
-        for dataset in ("camvid", "pets", "ade20k")
+        for dataset in ("camvid", "pets", "ade20k", "cityscapes", "pascal_context", "voc")
         for decoder in ("cbt", "depict", "segmenter")
         for size in ("tiny", "small")
     }
@@ -290,7 +356,7 @@ def test_a_recipe_is_a_valid_run(name):
     assert isinstance(config, SegmentConfig)
     assert config.recipe == name
     assert config.data.root is None
-    dataset, decoder, _ = name.split("_")
+    dataset, decoder, _ = name.rsplit("_", 2)
     assert config.data.dataset == dataset
     assert config.model.decoder == {"segmenter": "mask_transformer"}.get(decoder, decoder)
     description = inspect.getdoc(SEGMENT_RECIPES[name])
@@ -302,7 +368,8 @@ def test_a_recipe_is_a_valid_run(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["ade20k_cbt_large", "ade20k_segmenter_tiny", "camvid_depict_small", "pets_cbt_tiny"]
+    "name",
+    ["ade20k_cbt_large", "ade20k_segmenter_tiny", "camvid_depict_small", "pets_cbt_tiny", "voc_cbt_small"],
 )
 def test_the_model_of_a_recipe_takes_its_images(name):
     config = segment_recipe(name)
@@ -323,3 +390,20 @@ def test_ade20k_is_as_the_reference():
     assert (config.optimizer.name, config.optimizer.lr, config.optimizer.momentum) == ("sgd", 1e-3, 0.9)
     assert (config.schedule.name, config.schedule.power) == ("poly", 0.9)
     assert (config.epochs, config.batch_size, config.data.crop) == (64, 8, (512, 512))
+
+
+@pytest.mark.parametrize(
+    (
+        "dataset",
+        "expected",
+    ),  # learning rate, epochs, batch, short side, crop, stride of Segmenter's config.yml
+    [
+        ("cityscapes", (1e-2, 216, 8, 1024, 768, 512)),
+        ("pascal_context", (1e-3, 256, 16, 520, 480, 320)),
+    ],
+)
+def test_what_segmenter_was_trained_on(dataset, expected):
+    config = segment_recipe(f"{dataset}_segmenter_tiny")
+    found = (config.optimizer.lr, config.epochs, config.batch_size, config.data.short_side)
+    assert (*found, config.data.crop[0], config.windows.stride[0]) == expected
+    assert (config.optimizer.name, config.optimizer.weight_decay, config.schedule.name) == ("sgd", 0, "poly")

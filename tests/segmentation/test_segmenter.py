@@ -81,6 +81,15 @@ def test_sizes_that_are_no_whole_patches_are_padded(encoder, size):
         assert torch.equal(logits, model(padded)[:, :, : size[0], : size[1]])
 
 
+@pytest.mark.parametrize("encoder", ["ours", "timm"])
+def test_no_images_give_no_logits(encoder):
+    made = little_vit() if encoder == "timm" else Transformer(32, 8, embed_dim=24, depth=1, num_heads=2)
+    for decoder in ("cbt", "mask_transformer"):
+        logits = segmenter(made, decoder)(torch.empty(0, 3, 20, 31))
+        assert logits.shape == (0, CLASSES, 20, 31)
+        logits.sum().backward()
+
+
 def test_positions_of_a_timm_vit_are_resampled_as_timm_does():
     vit = little_vit().eval()
     fixed = little_vit().eval()

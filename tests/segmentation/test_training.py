@@ -1,7 +1,10 @@
 """Training segmenters by the loop that trains classifiers: learning, resuming, processes, bad input."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from unittest import mock
 
 import numpy as np
@@ -37,13 +40,16 @@ from cbsa.train.segmentation.assess import assess_segmenter, segment_config_of
 from cbsa.train.segmentation.config import SegmentConfig
 from cbsa.train.segmentation.evaluation import evaluate_segmenter
 from cbsa.train.segmentation.objective import PixelObjective
-from cbsa.train.segmentation.trained import build_segmenter, read_segmenter
+from cbsa.train.segmentation.task import numbers
+from cbsa.train.segmentation.trained import build_segmenter, read_segmenter, settle
 from cbsa.train.state import Progress
 from tests.segmentation.runs import DECODERS, STEPS_PER_EPOCH, start, tiny_config
-from tests.segmentation.scenes import CLASSES, save, scene, write_folder
+from tests.segmentation.scenes import CLASSES, save, scene, write_folder, write_listed
 from tests.train.runs import assert_same_bits, finish, last_state, losses, torchrun
 
 ALONE = World(0, 1, torch.device("cpu"))
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+VIT = ("model.encoder=vit_tiny_patch16_224", "epochs=1")  # of the same few arguments; it expects 0.5
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +188,50 @@ def test_a_trained_encoder_is_taken(root, tmp_path):
     assert torch.equal(model.encoder.state_dict()[name], own[name])
 
 
+# --- normalisation ---------------------------------------------------------------------------------------
+
+
+def test_images_are_normalised_as_the_encoder_expects(root, tmp_path):
+    """Nothing is said of it in the settings: it is looked up, stored, used, and saved with the model."""
+    config = tiny_config(root, *VIT)
+    assert config.data.mean is None
+    result = train(config, tmp_path / "run")
+    stored = segment_config_of(result.folder)
+    assert stored.data.normalization == ((0.5,) * 3, (0.5,) * 3)
+    for model in (load_segmenter(result.folder / "model"), read_segmenter(result.folder, "best")):
+        assert model.normalization == {"mean": [0.5] * 3, "std": [0.5] * 3}
+    assert assess_segmenter(config, model).metrics.loss == result.summary["loss"]
+    assert assess_segmenter(tiny_config(root), model).metrics.loss == result.summary["loss"]
+    other = override(stored, ["data.mean=0.1,0.1,0.1"])
+    assert assess_segmenter(other, model).metrics.loss != result.summary["loss"]
+    assert noise_sweep(config, model, sigmas=[0], seeds=1).scores.item() == result.summary["miou"]
+    images = torch.randint(256, (1, 3, 4, 4), dtype=torch.uint8)
+    batch = Batch(images, torch.zeros(1, 4, 4, dtype=torch.uint8), torch.arange(1), torch.ones(1) > 0)
+    prepared = PixelObjective(stored.data, ALONE).prepare(batch)[0]
+    torch.testing.assert_close(prepared, (images / 255 - 0.5) / 0.5)
+    with pytest.raises(ValueError, match=r"data.mean and data.std are None, to be taken from the model"):
+        PixelObjective(config.data, ALONE).prepare(batch)
+
+
+def test_where_the_normalisation_comes_from(root, trained, tmp_path):
+    """From the name, the encoder's run, or the segmenter's; what is given in the settings comes first."""
+    size = {"embed_dim": 16, "depth": 1, "num_heads": 2}
+    classifier = create_model("cbt_tiny_patch4_32", num_classes=5, **size)
+    classifier.pretrained_cfg = {**classifier.pretrained_cfg, "mean": [0.1] * 3, "std": [0.2] * 3}
+    save_model(classifier, tmp_path, architecture="cbt_tiny_patch4_32")
+    from_run = f"model.encoder_weights={tmp_path}"
+    for settings, mean, std in (
+        ((), *IMAGENET.values()),
+        ((from_run,), (0.1,) * 3, (0.2,) * 3),
+        ((from_run, "data.std=0.3,0.3,0.3"), (0.1,) * 3, (0.3,) * 3),
+        (("model.encoder=vit_small_patch16_384", "model.encoder_weights=timm"), (0.5,) * 3, (0.5,) * 3),
+        ((*VIT, f"model.weights={trained.folder}"), *IMAGENET.values()),
+    ):
+        assert settle(tiny_config(root, *settings)).data.normalization == (mean, std)
+    model = build_segmenter(tiny_config(root, from_run, "data.std=0.3,0.3,0.3"), 3)
+    assert model.normalization == {"mean": [0.1] * 3, "std": [0.3] * 3}
+
+
 # --- the loss --------------------------------------------------------------------------------------------
 
 
@@ -189,14 +239,14 @@ def test_the_loss_is_the_mean_over_labelled_pixels():
     logits = torch.randn(2, 3, 4, 5, requires_grad=True)
     targets = torch.randint(3, (2, 4, 5))
     targets[0, :2] = 255
-    loss = PixelObjective(MaskDataConfig(), ALONE).loss(logits, targets)
+    loss = PixelObjective(MaskDataConfig(**IMAGENET), ALONE).loss(logits, targets)
     chosen = logits.permute(0, 2, 3, 1)[targets != 255]
     torch.testing.assert_close(loss, F.cross_entropy(chosen, targets[targets != 255]))
 
 
 def test_a_batch_that_is_all_ignored_teaches_nothing():
     """The loss is 0 and so are the gradients: no NaN reaches the weights."""
-    objective = PixelObjective(MaskDataConfig(crop=(4, 4)), ALONE)
+    objective = PixelObjective(MaskDataConfig(crop=(4, 4), **IMAGENET), ALONE)
     batch = Batch(
         torch.randint(256, (2, 3, 4, 4), dtype=torch.uint8),
         torch.full((2, 4, 4), 255, dtype=torch.uint8),
@@ -227,14 +277,13 @@ class Colours(nn.Module):
     """Knows the classes by their colours; logits in the size of the images."""
 
     def forward(self, images):
-        data = MaskDataConfig()
         colours = torch.tensor([[90, 90, 110], [220, 40, 30], [40, 200, 60]], dtype=torch.float32)
-        centres = normalise(colours[:, :, None, None], data.mean, data.std)
+        centres = normalise(colours[:, :, None, None], *IMAGENET.values())
         return -10 * (images[:, None] - centres[None]).square().sum(2)
 
 
 def evaluate(root, at_a_time=1, windows=None, **settings):
-    data = MaskDataConfig("folder", str(root), workers=0, **settings)
+    data = MaskDataConfig("folder", str(root), workers=0, **IMAGENET, **settings)
     source = open_segmentation(data, train=False)
     return evaluate_segmenter(
         Colours(),
@@ -300,6 +349,25 @@ def test_too_many_wrong_masks_stop_the_run(tmp_path):
     with pytest.raises(TooManyCorruptImages, match="labels 9 outside of the 3 classes"):
         train(tiny_config(data, "data.max_corrupt=3"), tmp_path / "run")
     assert "outside of the 3 classes" in (tmp_path / "run/corrupt.jsonl").read_text()
+
+
+@pytest.mark.parametrize("dataset", ["voc", "pascal_context", "pets"])
+def test_a_mask_that_a_list_names_and_no_file_holds(dataset, tmp_path):
+    """It is named, the image left out; more of them than allowed stop the run."""
+    data, lacking = write_listed(tmp_path / "data", dataset)
+    settings = (f"data.dataset={dataset}", "batch_size=2", "epochs=1")
+    summary = train(tiny_config(data, *settings), tmp_path / "run").summary
+    assert summary["unreadable_images"] == 2
+    assert summary["evaluated_images"] == 2
+    assert summary["evaluated_pixels"] == 2 * 24 * 32
+    lines = (tmp_path / "run/corrupt.jsonl").read_text().splitlines()
+    named = {json.loads(line)["image"]: json.loads(line)["error"] for line in lines}
+    assert named.keys() == {str(image) for image in lacking}
+    for image, mask in lacking.items():
+        assert "FileNotFoundError" in named[str(image)]
+        assert str(mask) in named[str(image)]
+    with pytest.raises(TooManyCorruptImages, match=r"\.png"):
+        train(tiny_config(data, *settings, "data.max_corrupt=0"), tmp_path / "stopped")
 
 
 def test_noise_on_the_decoder(trained, root):
@@ -371,6 +439,35 @@ def test_two_processes_learn_what_one_does(root, tmp_path, parallel):
     assert two["processes"] == 2
     assert two["evaluated_pixels"] == one["evaluated_pixels"]
     assert two["loss"] == pytest.approx(one["loss"], rel=1e-3)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_two_processes_count_what_one_counts(root, trained, tmp_path):
+    """``cbsa segment eval`` by torchrun: images of several sizes, an odd number; counts are the same."""
+    data = write_folder(tmp_path / "data", train=0)
+    for name, (height, width) in {"001": (40, 20), "003": (17, 50), "004": (16, 16)}.items():
+        image, mask = scene(7, height, width)
+        save(data / f"images/val/{name}.png", image)
+        save(data / f"masks/val/{name}.png", mask)
+    settings = (f"data.root={data}", "eval_batch_size=1")
+    command = [sys.executable, "-m", "torch.distributed.run", *torchrun(2), "-m", "cbsa", "segment", "eval"]
+    process = subprocess.Popen(
+        [*command, str(trained.folder), *settings, "--out", str(tmp_path / "two.json")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    config = override(segment_config_of(trained.folder), settings)
+    one = assess_segmenter(config, read_segmenter(trained.folder))
+    code, output = finish(process)
+    assert code == 0, output
+    two = json.loads((tmp_path / "two.json").read_text())
+    expected = numbers(one.metrics, one.classes)
+    assert two["loss"] == pytest.approx(expected.pop("loss"), rel=1e-9)  # a sum in another order
+    assert {name: two[name] for name in expected} == expected
+    assert two["evaluated_images"] == 5
+    assert two["evaluated_pixels"] == 2 * 22 * 32 + 38 * 20 + 15 * 50 + 14 * 16
 
 
 # --- settings --------------------------------------------------------------------------------------------

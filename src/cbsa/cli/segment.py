@@ -20,7 +20,10 @@ _MOST_CLASSES_LISTED = 30
 app = typer.Typer(no_args_is_help=True, help="Train, evaluate and use models that segment images.")
 Checkpoint = Annotated[str, typer.Option(help="Of a run: 'last' or 'best'.")]
 Target = Annotated[
-    str, typer.Argument(help="Folder of a run, or a recipe with model.weights=FILE_OR_FOLDER.")
+    str,
+    typer.Argument(
+        help="Folder of a run or of a saved segmenter, or a recipe with model.weights=FILE_OR_FOLDER."
+    ),
 ]
 
 
@@ -71,6 +74,7 @@ def evaluate(
 ) -> None:
     """Evaluate a segmenter: mIoU, IoU of each class, pixel accuracy, boundary IoU.
 
+    A run knows its data; a saved segmenter is told of them: data.dataset=camvid data.root=/data/camvid.
     Several scales: windows.scales=0.5,0.75,1,1.25,1.5,1.75 windows.flip=true
     """
     from cbsa.train.segmentation.assess import assess_segmenter
@@ -123,7 +127,8 @@ def predict(
             )
     total = max(1, int(result.pixels.sum()))
     table = Table("class", "% of all pixels", title=f"{len(result.written):,} images")
-    shares = sorted(zip(result.pixels.tolist(), names_of(config.data, model.num_classes), strict=True))
+    names = model.about.classes or names_of(config.data, model.num_classes)
+    shares = sorted(zip(result.pixels.tolist(), names, strict=True))
     for count, name in shares[::-1][:_MOST_CLASSES_LISTED]:
         table.add_row(escape(name), f"{100 * count / total:.1f}")
     console.print(table)
@@ -142,17 +147,18 @@ def _configure(recipe: str, settings: list[str] | None) -> "SegmentConfig":
 
 
 def _open(target: str, settings: list[str] | None, checkpoint: str) -> tuple["SegmentConfig", Any]:
-    """Settings and segmenter of a run's folder, or of a recipe with weights."""
-    from cbsa.train import override
-    from cbsa.train.segmentation.assess import segment_config_of
+    """Settings and segmenter of a run's folder, of a saved segmenter, or of a recipe with weights."""
     from cbsa.train.segmentation.recipes import SEGMENT_RECIPES
-    from cbsa.train.segmentation.trained import read_segmenter
+    from cbsa.train.segmentation.trained import open_segmenter, read_segmenter
 
     folder = Path(target)
     if folder.is_dir():
-        return override(segment_config_of(folder), settings or []), read_segmenter(folder, checkpoint)
+        return open_segmenter(folder, settings or [], checkpoint)
     if target not in SEGMENT_RECIPES:
-        raise ValueError(f"{target!r} is neither the folder of a run nor a recipe; see segment train --list")
+        raise ValueError(
+            f"{target!r} is neither the folder of a run or of a saved segmenter nor a recipe; see segment "
+            "train --list"
+        )
     config = _configure(target, settings)
     if config.model.weights is None:
         raise ValueError("there are no weights to use: give model.weights=FILE_OR_FOLDER")

@@ -21,7 +21,9 @@ _CAPTION = (
 def fig_seg_noise(
     model: Annotated[
         list[str],
-        typer.Option("--model", "-m", help="Folder of a run of cbsa segment train; LABEL=FOLDER names it."),
+        typer.Option(
+            "--model", "-m", help="Run of cbsa segment train, or saved segmenter; LABEL=FOLDER names it."
+        ),
     ],
     sigmas: Annotated[
         str, typer.Option(help="Standard deviations of the noise, separated by commas.")
@@ -46,11 +48,11 @@ def fig_seg_noise(
     from cbsa.cli.bench import split
     from cbsa.experiments.report import save_analysis
     from cbsa.experiments.seg_noise import noise_sweep
+    from cbsa.experiments.study_table import spread
     from cbsa.report import plot_noise
-    from cbsa.train import override, to_dict
+    from cbsa.train import to_dict
     from cbsa.train.display import Display
-    from cbsa.train.segmentation.assess import segment_config_of
-    from cbsa.train.segmentation.trained import read_segmenter
+    from cbsa.train.segmentation.trained import open_segmenter
 
     prepare(out)
     console = Console()
@@ -59,8 +61,7 @@ def fig_seg_noise(
     with friendly():
         values = numbers("--sigmas", sigmas)
         for label, folder in _name(model).items():
-            config = override(segment_config_of(folder), setting or [])
-            segmenter = read_segmenter(folder, checkpoint)
+            config, segmenter = open_segmenter(folder, setting or [], checkpoint)
             with Display(console) as display, display.task(label) as update:
                 found[label] = noise_sweep(
                     config,
@@ -72,9 +73,13 @@ def fig_seg_noise(
                     progress=update,
                 )
             runs[label] = {"run": str(folder), "data": to_dict(config)["data"]}
-    cells = [(label, *(f"{v:.1f}" for v in result.mean.tolist())) for label, result in found.items()]
+    cells = [
+        (label, *(spread(scores, 1) for scores in result.scores.tolist())) for label, result in found.items()
+    ]
     columns = ("decoder", *(f"σ = {sigma:g}" for sigma in values))
     title = "Figure segmentation (middle, right): mIoU in % under noise on the decoder"
+    if seeds > 1:
+        title += f", mean ± standard deviation over {seeds} draws"
     console.print(Grid(title, columns, cells).rich())
     console.print(_CAPTION, highlight=False, markup=False)
     rows = [

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from timm.data import IMAGENET_DEFAULT_MEAN
 from torch import Tensor
 
 from cbsa.data.decode import to_channels
@@ -75,8 +76,11 @@ class JointTransform:
 
 
 def mean_colour(config: MaskDataConfig) -> list[int]:
-    """What small images are padded with: red, green and blue, which normalisation makes about 0."""
-    return [min(255, round(255 * mean)) for mean in config.mean]
+    """What small images are padded with: red, green and blue, which normalisation makes about 0.
+
+    ImageNet's if ``config.mean`` is None; runs have filled it in by now.
+    """
+    return [min(255, round(255 * mean)) for mean in config.mean or IMAGENET_DEFAULT_MEAN]
 
 
 class EvalImage:

@@ -31,8 +31,9 @@ class MaskDataConfig:
         short_side: shorter side that images are resized to before all else, in training and evaluation; 0
             leaves them as they are. Scores are always taken at the size of the mask.
         crop: height and width of the images the model is trained on.
-        mean: per-channel mean to subtract, of values in [0, 1].
-        std: per-channel standard deviation to divide by.
+        mean: per-channel mean to subtract, of values in [0, 1]; None for what the model expects. A run fills
+            it in when it starts, and stores it.
+        std: per-channel standard deviation to divide by, or None likewise.
         store: ``"device"`` keeps the decoded images and masks as bytes on the training device and augments
             them there, ``"host"`` decodes and augments in worker processes, ``"auto"`` takes the device for a
             GPU if all of them take at most 16 GiB and a quarter of its free memory.
@@ -48,8 +49,8 @@ class MaskDataConfig:
     ignore_label: int = 255
     short_side: int = 0
     crop: tuple[int, int] = (512, 512)
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
     store: str = "auto"
     workers: int = 8
     max_corrupt: int = 10
@@ -67,14 +68,26 @@ class MaskDataConfig:
         for side in self.crop:
             check_int("data.crop", side)
         for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is None:
+                continue
             if len(values) != 3:
                 raise ValueError(
                     f"data.{name} must have 3 values, for red, green and blue, got {len(values)}"
                 )
             for value in values:
                 check_number(f"data.{name}", value)
-        if min(self.std) <= 0:
+        if self.std is not None and min(self.std) <= 0:
             raise ValueError(f"data.std must be above 0, got {self.std}")
+
+    @property
+    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation; raises if they are still to be taken from the model."""
+        if self.mean is None or self.std is None:
+            raise ValueError(
+                "data.mean and data.std are None, to be taken from the model: fill them in by "
+                "cbsa.train.segmentation.trained.settle_for, or give them"
+            )
+        return self.mean, self.std
 
 
 @dataclass(frozen=True)

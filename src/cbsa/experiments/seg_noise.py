@@ -11,7 +11,7 @@ from cbsa.segmentation import Segmenter
 from cbsa.train.distributed import World, choose_device
 from cbsa.train.segmentation.config import SegmentConfig
 from cbsa.train.segmentation.task import Segmentation
-from cbsa.train.segmentation.trained import check_classes
+from cbsa.train.segmentation.trained import check_classes, settle_for
 from cbsa.train.task import Update
 
 
@@ -38,7 +38,7 @@ def noise_sweep(
         corrupt: account of unreadable images; by default one that allows ``config.data.max_corrupt``.
         progress: called after each evaluation with how many are done and how many there are.
     """
-    task, world = Segmentation(config), World(0, 1, choose_device(config.runtime.device))
+    task, world = Segmentation(settle_for(config, model)), World(0, 1, choose_device(config.runtime.device))
     source = task.open(train=False)
     check_classes(model, len(source.classes), config)
     if check_int("images", images, at_least=0):

@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import save_file
 
 from cbsa._files import write_text_atomically
+from cbsa.adaptation.stored import ARGUMENT, apply_stored, stored_styles
 from cbsa.models import CheckpointError, read_checkpoint
 from cbsa.models.checkpoints import load_weights
+from cbsa.segmentation.about import About
+from cbsa.segmentation.encoder_weights import REFUSED
 from cbsa.segmentation.segmenter import Segmenter, create_segmenter
 
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 _KEYS = {"encoder", "encoder_kwargs", "img_size", "decoder", "decoder_kwargs", "num_classes"}
-# Arguments of timm.create_model that would read other files, or make something else than a model.
-_REFUSED = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}
-_REFUSED |= {"features_only", "scriptable", "exportable", "no_jit"}
 
 
 def save_segmenter(segmenter: Segmenter, folder: str | Path) -> Path:
@@ -35,7 +35,7 @@ def save_segmenter(segmenter: Segmenter, folder: str | Path) -> Path:
     """
     folder = Path(folder)
     try:
-        text = json.dumps({"segmenter": segmenter.config, **segmenter.normalization}, indent=2) + "\n"
+        text = json.dumps(to_stored(segmenter), indent=2) + "\n"
         with torch.device("meta"):
             again = from_stored(json.loads(text), "its configuration")
         problem = None if _shapes(again) == _shapes(segmenter) else "its weights have other names or shapes"
@@ -67,14 +67,28 @@ def load_segmenter(folder: str | Path) -> Segmenter:
     return segmenter
 
 
+def is_saved_segmenter(folder: Path) -> bool:
+    """Whether :func:`save_segmenter` wrote a folder, to look at it no closer."""
+    try:
+        return "segmenter" in json.loads((folder / _CONFIG).read_text())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
 def _shapes(segmenter: Segmenter) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in segmenter.state_dict().items()}
+
+
+def to_stored(segmenter: Segmenter) -> dict[str, Any]:
+    """What makes a segmenter again but for its weights: its parts, styles of an adapted encoder, and use."""
+    config = None if segmenter.config is None else segmenter.config | stored_styles(segmenter.encoder)
+    return {"segmenter": config, **segmenter.normalization, **segmenter.about.stored()}
 
 
 def from_stored(content: Any, source: str) -> Segmenter:
     """Make the segmenter that a configuration describes, with random weights."""
     config = content.get("segmenter") if isinstance(content, dict) else None
-    if not isinstance(config, dict) or config.keys() != _KEYS:
+    if not isinstance(config, dict) or config.keys() - {ARGUMENT} != _KEYS:
         raise CheckpointError(
             f"{source} is not the configuration of a segmenter: expected {sorted(_KEYS)} under 'segmenter'"
         )
@@ -82,11 +96,18 @@ def from_stored(content: Any, source: str) -> Segmenter:
         raise CheckpointError(
             f"{source}: encoder={config['encoder']!r} is not the name of a registered model"
         )
-    if not isinstance(config["encoder_kwargs"], dict) or config["encoder_kwargs"].keys() & _REFUSED:
+    if not isinstance(config["encoder_kwargs"], dict) or config["encoder_kwargs"].keys() & REFUSED:
         raise CheckpointError(f"{source}: encoder_kwargs={config['encoder_kwargs']!r} are not allowed")
+    config = dict(config)
+    styles = config.pop(ARGUMENT, None)
     try:
         segmenter = create_segmenter(**config)
         segmenter.set_normalization(content.get("mean"), content.get("std"))
-    except (ValueError, TypeError, AttributeError) as error:
+        segmenter.about = About.of_stored(content, segmenter.num_classes)
+        if styles is not None:
+            apply_stored(segmenter.encoder, styles, source)
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise CheckpointError(f"{source} does not describe a segmenter: {error}") from error
     return segmenter

@@ -1,22 +1,63 @@
 """Weights of an encoder from files. They are untrusted: nothing in them is run."""
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from timm.models.eva import checkpoint_filter_fn as eva_filter
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer import checkpoint_filter_fn as vit_filter
 from torch import nn
 
+from cbsa.adaptation.stored import ARGUMENT, apply_stored
 from cbsa.models import CheckpointError, ToST, Transformer, load_reference_checkpoint, read_checkpoint
 from cbsa.models.checkpoints import load_weights, rename_reference_keys
 
 _CLASSIFIERS = ("head.", "head_dist.")
 
 
-def saved_model(path: str | Path) -> Path | None:
-    """The folder of a saved model (``config.json``, ``model.safetensors``) that a path stands for, if one.
+# Arguments of timm.create_model that would read other files, or make something else than a model.
+REFUSED = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}
+REFUSED |= {"features_only", "scriptable", "exportable", "no_jit"}
 
-    It may be that folder, a run of ``cbsa train`` with it inside, or the file of weights in it.
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A model that ``cbsa train``, ``cbsa adapt`` or ``save_model`` wrote.
+
+    Attributes:
+        folder: where it lies.
+        architecture: its name in the registry.
+        arguments: what else made it.
+        styles: of an adapted model, what each layer was swapped for; else None.
+        pretrained_cfg: how it takes images, as timm writes it.
+    """
+
+    folder: Path
+    architecture: str
+    arguments: dict[str, Any]
+    styles: Any
+    pretrained_cfg: dict[str, Any]
+
+    @property
+    def normalization(self) -> dict[str, Any]:
+        """Mean and standard deviation of the images it was trained on, if they are known."""
+        return {key: self.pretrained_cfg[key] for key in ("mean", "std") if self.pretrained_cfg.get(key)}
+
+    def load_into(self, encoder: nn.Module) -> None:
+        """Give a model of this architecture the weights and, if it was adapted, the styles."""
+        load_encoder_weights(encoder, self.folder / "model.safetensors")
+        if self.styles is not None:
+            apply_stored(encoder, self.styles, str(self.folder / "config.json"))
+        known = getattr(encoder, "pretrained_cfg", None) or {}
+        encoder.pretrained_cfg = {**known, **self.normalization}  # type: ignore[assignment]
+
+
+def saved_model(path: str | Path) -> SavedModel | None:
+    """The saved model (``config.json``, ``model.safetensors``) that a path stands for, if it stands for one.
+
+    It may be its folder, a run of ``cbsa train`` or ``cbsa adapt`` with that inside, or the file of weights.
     """
     given = Path(path)
     places = (given, given / "model") if given.is_dir() else (given.parent,)
@@ -24,8 +65,22 @@ def saved_model(path: str | Path) -> Path | None:
         return None
     for folder in places:
         if (folder / "config.json").is_file() and (folder / "model.safetensors").is_file():
-            return folder
+            return _read_saved(folder)
     return None
+
+
+def _read_saved(folder: Path) -> SavedModel:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        name, arguments = config["architecture"], dict(config.get("model_args") or {})
+        pretrained_cfg = dict(config.get("pretrained_cfg") or config)  # older ones have it all in one
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is not the configuration of an encoder ({error!r})") from error
+    if not isinstance(name, str) or ":" in name or arguments.keys() & REFUSED:
+        raise CheckpointError(f"{path}: architecture={name!r} with model_args={arguments} is not allowed")
+    arguments.pop("num_classes", None)
+    return SavedModel(folder, name, arguments, arguments.pop(ARGUMENT, None), pretrained_cfg)
 
 
 def load_encoder_weights(encoder: nn.Module, path: str | Path) -> None:
@@ -38,6 +93,8 @@ def load_encoder_weights(encoder: nn.Module, path: str | Path) -> None:
         raise FileNotFoundError(
             f"{path} is a folder without config.json and model.safetensors, in it or in its model/"
         )
+    if not path.exists():
+        raise FileNotFoundError(f"weights of the encoder: {path}: no such file or folder")
     if path.suffix == ".pt":
         raise CheckpointError(
             f"{path}: a checkpoint of a run does not say all about its model; give the folder of the run"

@@ -10,6 +10,7 @@ from typing import Any
 
 import timm
 import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers.format import Format
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models.eva import Eva
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from cbsa._checks import check_sizes
 from cbsa.models import MODELS, ToST, Transformer
-from cbsa.segmentation.encoder_weights import load_encoder_weights, saved_model
+from cbsa.segmentation.encoder_weights import SavedModel, load_encoder_weights, saved_model
 
 
 def create_encoder(
@@ -26,38 +27,64 @@ def create_encoder(
     *,
     pretrained: bool | str | Path | None = None,
     kwargs: dict[str, Any] | None = None,
-) -> nn.Module:
+) -> tuple[nn.Module, dict[str, Any]]:
     """Create an encoder by name.
 
     Args:
         name: a name of :data:`cbsa.models.MODELS` or of timm's; ``local-dir:…`` and ``hf-hub:…`` work too.
         pretrained: True for the weights timm knows, or a file or folder of weights.
         kwargs: further arguments of the model.
+
+    Returns:
+        The encoder, and the arguments that make it again: ``kwargs``, and what is stored with the weights.
     """
+    like = _weightless(name)  # which class it is, and so what arguments it takes
+    saved = _saved(pretrained)
+    if saved is not None and saved.architecture != name.split(".")[0]:
+        raise ValueError(
+            f"pretrained_encoder={str(saved.folder)!r} holds weights of {saved.architecture!r}, but the "
+            f"encoder is {name!r}"
+        )
+    arguments = (saved.arguments if saved is not None else {}) | (kwargs or {})
+    options = arguments | {"num_classes": 0}
+    if isinstance(like, (VisionTransformer, Eva)):
+        options["dynamic_img_size"] = True
+    try:
+        encoder: nn.Module = timm.create_model(name, pretrained=pretrained is True, **options)
+    except TypeError as error:
+        raise ValueError(f"encoder={name!r} with encoder_kwargs={arguments}: {error}") from error
+    if saved is not None:
+        saved.load_into(encoder)
+    elif pretrained and not isinstance(pretrained, bool):
+        load_encoder_weights(encoder, pretrained)
+    return encoder, arguments
+
+
+def normalization(encoder: nn.Module) -> dict[str, list[float]]:
+    """Mean and standard deviation of each channel that an encoder expects images to be normalised by."""
+    known = getattr(encoder, "pretrained_cfg", None) or {}
+    default = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
+    return {key: list(known.get(key) or default[key]) for key in ("mean", "std")}
+
+
+def normalization_by_name(name: str, pretrained: bool | str | Path | None = None) -> dict[str, list[float]]:
+    """What :func:`normalization` says of the encoder that :func:`create_encoder` makes of its arguments."""
+    saved = _saved(pretrained)
+    return normalization(_weightless(name)) | (saved.normalization if saved is not None else {})
+
+
+def _weightless(name: str) -> nn.Module:
+    """An encoder as its name has it, on the meta device."""
     if name not in MODELS and ":" not in name and not timm.is_model(name.split(".")[0]):
         raise ValueError(f"encoder={name!r}: no such model; see `cbsa models` and timm.list_models('vit*')")
     with torch.device("meta"):
-        like = timm.create_model(name, num_classes=0)  # which class it is, and so what arguments it takes
-    _check_class(like, name)
-    options = dict(kwargs or {}) | {"num_classes": 0}
-    if isinstance(like, (VisionTransformer, Eva)):
-        options["dynamic_img_size"] = True
-    folder = None if pretrained is None or isinstance(pretrained, bool) else saved_model(pretrained)
-    source = name if folder is None else f"local-dir:{folder}"
-    try:
-        encoder: Any = timm.create_model(
-            source, pretrained=pretrained is True or folder is not None, **options
-        )
-    except TypeError as error:
-        raise ValueError(f"encoder={name!r} with encoder_kwargs={kwargs}: {error}") from error
-    if folder is not None and encoder.pretrained_cfg["architecture"] != name.split(".")[0]:
-        raise ValueError(
-            f"pretrained_encoder={str(folder)!r} holds weights of "
-            f"{encoder.pretrained_cfg['architecture']!r}, but the encoder is {name!r}"
-        )
-    if pretrained and folder is None and not isinstance(pretrained, bool):
-        load_encoder_weights(encoder, pretrained)
-    return encoder  # type: ignore[no-any-return]
+        encoder: nn.Module = timm.create_model(name, num_classes=0)
+    _check_class(encoder, name)
+    return encoder
+
+
+def _saved(pretrained: bool | str | Path | None) -> SavedModel | None:
+    return None if pretrained is None or isinstance(pretrained, bool) else saved_model(pretrained)
 
 
 def prepare_encoder(encoder: nn.Module) -> nn.Module:
@@ -82,12 +109,14 @@ def patch_tokens(encoder: nn.Module, images: Tensor) -> tuple[Tensor, tuple[int,
 
     Sides of the images (B, C, height, width) are multiples of the encoder's patch.
     """
+    patch, (height, width) = patch_size(encoder), images.shape[2:]
+    grid = (height // patch[0], width // patch[1])
+    if images.shape[0] == 0:  # which timm's models cannot reshape
+        return images.new_empty(0, grid[0] * grid[1], encoder.embed_dim), grid  # type: ignore[call-overload]
     x: Tensor = encoder.forward_features(images)  # type: ignore[operator]
     if isinstance(norm := getattr(encoder, "fc_norm", None), nn.Module):
         x = norm(x)  # where timm normalises after pooling, that norm; the identity elsewhere
     prefix: int = getattr(encoder, "num_prefix_tokens", 1)  # XCiT, the frame of ToST, does not say
-    patch, (height, width) = patch_size(encoder), images.shape[2:]
-    grid = (height // patch[0], width // patch[1])
     if x.shape[1] != prefix + grid[0] * grid[1]:
         raise ValueError(
             f"{type(encoder).__name__} gave {x.shape[1] - prefix} patch tokens for {grid[0]}×{grid[1]} "

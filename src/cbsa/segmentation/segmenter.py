@@ -5,17 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cbsa._checks import check_choice, check_images, check_number, check_positive_number
 from cbsa.models import ToST, Transformer
 from cbsa.models.checkpoints import model_arguments
+from cbsa.segmentation.about import About
 from cbsa.segmentation.decoders import DECODERS, Decoder
 from cbsa.segmentation.encoders import (
     create_encoder,
     in_channels,
+    normalization,
     own_size,
     patch_size,
     patch_tokens,
@@ -35,13 +36,19 @@ class Segmenter(nn.Module):
             segmenter: its classifier is removed.
         decoder: a decoder of its width.
         config: arguments of :func:`create_segmenter` that make the same model, to be saved with it.
+
+    Attributes:
+        about: names and colours of the classes and how images are looked at, as far as known; saved with it.
     """
+
+    about: About
 
     def __init__(self, encoder: nn.Module, decoder: Decoder, *, config: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.encoder = prepare_encoder(encoder)
         self.decoder = decoder
         self.config = config
+        self.about = About()
         self.in_chans = in_channels(encoder)
         width = encoder.embed_dim
         if width != decoder.dim:
@@ -62,9 +69,7 @@ class Segmenter(nn.Module):
     @property
     def normalization(self) -> dict[str, list[float]]:
         """Mean and standard deviation of each channel that images are normalised by: the encoder's."""
-        known = getattr(self.encoder, "pretrained_cfg", None) or {}
-        default = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
-        return {key: list(known.get(key) or default[key]) for key in ("mean", "std")}
+        return normalization(self.encoder)
 
     def set_normalization(self, mean: Sequence[float], std: Sequence[float]) -> None:
         """Note by what images are normalised."""
@@ -117,7 +122,8 @@ def create_segmenter(
         decoder_kwargs: arguments of the decoder's class, e.g. ``{"tied": True}`` for CBSA†, ``{"mode":
             "cross"}`` for DEPICT-CA, or a layout of heads.
         pretrained_encoder: weights of an encoder that is given by name: a folder of a saved model or of a run
-            of ``cbsa train``; a file with timm's names, ours or the authors'; or True for those timm knows.
+            of ``cbsa train`` or ``cbsa adapt``, with all that made it, styles included; a file with timm's
+            names, ours or the authors'; or True for those timm knows.
     """
     check_choice("decoder", decoder, DECODERS)
     decoder_class, options = DECODERS[decoder], dict(decoder_kwargs or {})
@@ -126,8 +132,9 @@ def create_segmenter(
     ]
     for name in options:
         check_choice("decoder_kwargs", name, known)
+    arguments: dict[str, Any] = {}
     if isinstance(encoder, str):
-        model = create_encoder(encoder, pretrained=pretrained_encoder, kwargs=encoder_kwargs)
+        model, arguments = create_encoder(encoder, pretrained=pretrained_encoder, kwargs=encoder_kwargs)
     elif pretrained_encoder or encoder_kwargs:
         raise ValueError("pretrained_encoder= and encoder_kwargs= are for an encoder given by name")
     else:
@@ -136,7 +143,7 @@ def create_segmenter(
     if img_size is not None:
         set_own_size(model, img_size)
     config = {
-        **_encoder_config(model, encoder_kwargs or {}),
+        **_encoder_config(model, arguments),
         "decoder": decoder,
         "decoder_kwargs": options,
         "num_classes": num_classes,

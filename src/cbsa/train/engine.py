@@ -68,7 +68,7 @@ def train(
         StoppedError: SIGTERM or SIGINT came; the state is saved.
         NonFiniteError: the loss or a parameter is not finite; the last checkpoint is a good one.
     """
-    folder = Path(folder)
+    folder, config = Path(folder), task_of(config).settled()
     with join_world(config.runtime) as world, ExitStack() as stack:
         if world.is_main:
             stack.enter_context(locked(folder))

@@ -73,6 +73,10 @@ class Task(ABC, Generic[Metrics]):
     def max_corrupt(self) -> int:
         """How many images may be unreadable."""
 
+    def settled(self) -> RunConfig:
+        """The settings, with what they leave to the model or the data filled in; these are stored."""
+        return self.config
+
     def fetch(self) -> None:
         """Bring the data set here if the run may; one process calls it before the others open anything."""
 

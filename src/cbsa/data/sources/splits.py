@@ -31,7 +31,9 @@ class Splits(Protocol):
 def find_root(config: Splits) -> Path:
     """Return the folder of the data set; raise if it is not given or does not exist."""
     if not config.root:
-        raise ValueError(f"data.root is empty: give the folder of data.dataset={config.dataset!r}")
+        raise ValueError(
+            f"data.root is empty: give the folder of data.dataset={config.dataset!r}, or set both"
+        )
     root = Path(config.root).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"data.root={config.root!r}: there is no such folder")

@@ -14,7 +14,7 @@ from cbsa.train.run_folder import read_run_config
 from cbsa.train.segmentation.config import SegmentConfig
 from cbsa.train.segmentation.evaluation import SegmentationMetrics
 from cbsa.train.segmentation.task import Segmentation
-from cbsa.train.segmentation.trained import check_classes
+from cbsa.train.segmentation.trained import check_classes, settle_for
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,16 @@ def assess_segmenter(
     config: SegmentConfig, model: Segmenter, console: Console | None = None
 ) -> SegmentAssessment:
     """Evaluate a segmenter on the evaluation split of a configuration, also under ``torchrun``."""
-    task = Segmentation(config)
+    task = Segmentation(settle_for(config, model))
     with join_world(config.runtime) as world, Display(console if world.is_main else None) as display:
         source = task.open(train=False)
         classes = list(source.classes)
         check_classes(model, len(source.classes), config)
+        if model.about.classes and model.about.classes != source.classes:
+            display.warn(
+                f"the segmenter was trained for the classes {', '.join(model.about.classes)}; those of "
+                f"data.dataset={config.data.dataset!r} are {', '.join(classes)}"
+            )
         corrupt = CorruptLog(config.data.max_corrupt, report=display.warn)
         with display.task("Evaluating") as update:
             loader = task.load_eval(source, world, corrupt, update)

@@ -73,7 +73,7 @@ def evaluate_segmenter(
     try:
         for images, true in _groups(batches, at_a_time, progress):
             with torch.compiler.set_stance("force_eager"), autocast(world.device, precision):
-                looked_at = normalise(images, data.mean, data.std)
+                looked_at = normalise(images, *data.normalization)
                 likely = segment(model, looked_at, windows, true.shape[-2:])  # (B, classes, h, w)
             counts.update(likely.argmax(1), true)
             sums[0] += _negative_log(likely, true)

@@ -26,7 +26,7 @@ class PixelObjective(Objective):
 
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Normalised images (B, 3, h, w) and classes (B, h, w)."""
-        return normalise(batch.images, self.data.mean, self.data.std), batch.targets.long()
+        return normalise(batch.images, *self.data.normalization), batch.targets.long()
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy of logits (B, classes, h, w)."""

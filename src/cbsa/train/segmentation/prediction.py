@@ -18,6 +18,7 @@ from cbsa.segmentation import Segmenter
 from cbsa.segmentation.windows import segment
 from cbsa.train.segmentation.config import SegmentConfig
 from cbsa.train.segmentation.pictures import colours_of, index_image, overlay
+from cbsa.train.segmentation.trained import settle_for
 from cbsa.train.step import autocast
 
 
@@ -78,7 +79,7 @@ def predict(
 
     Args:
         model: the segmenter; moved to ``device``.
-        config: settings of its run: size, normalisation and windows.
+        config: settings of its run: size, windows, and normalisation if it is not to be the model's.
         images: files, and folders of files.
         out: folder for the results; created if it is not there.
         device: where to compute.
@@ -89,9 +90,11 @@ def predict(
     if not 0 <= check_number("opacity", opacity) <= 1:
         raise ValueError(f"opacity must be 0 to 1, got {opacity}")
     found = find_images(images)
+    config = settle_for(config, model)
     prepare_folder(out)
     model = model.to(device).eval()
-    colours, transform = colours_of(config.data, model.num_classes), EvalImage(config.data)
+    colours = model.about.colours or colours_of(config.data, model.num_classes)
+    transform = EvalImage(config.data)
     corrupt = CorruptLog(len(found), report=report)
     pixels = torch.zeros(model.num_classes, dtype=torch.int64)
     written = []
@@ -102,7 +105,7 @@ def predict(
         except Exception as error:  # a file from outside may break its reader in any way
             corrupt.record(str(path), f"{type(error).__name__}: {error}")
         else:
-            scaled = normalise(resized[None].to(device), config.data.mean, config.data.std)
+            scaled = normalise(resized[None].to(device), *config.data.normalization)
             with autocast(device, config.runtime.precision):
                 likely = segment(model, scaled, config.windows, (image.height, image.width))
             labels = likely.argmax(1)[0].to("cpu", torch.uint8).numpy()

@@ -1,6 +1,7 @@
 """Recipes: functions that return the settings of a run that trains a segmenter.
 
-Each says what it needs, what to expect and the command. *Authors* marks the authors' numbers.
+Each says what it needs, what to expect and the command. *Authors* marks the authors' numbers; *Segmenter's*
+settings are those of its code (rstrudel/segmenter, ``segm/config.yml``).
 """
 
 from collections.abc import Callable
@@ -32,48 +33,99 @@ def _register(name: str, make: Callable[[], SegmentConfig], description: str) ->
     SEGMENT_RECIPES[name] = function
 
 
-# --- the paper -----------------------------------------------------------------------------------------
+# --- ImageNet's ViTs: the paper, and what Segmenter was trained on ------------------------------------------
 
 # size: mIoU on ADE20K of the CBT decoder (authors)
 AUTHORS_MIOU = {"tiny": 39.1, "small": 45.8, "base": 49.3, "large": 53.3}
 
+_PRETRAINED: dict[str, dict[str, Any]] = {
+    "ade20k": {
+        "short_side": 512,
+        "crop": 512,
+        "stride": 480,
+        "lr": 1e-3,
+        "epochs": 64,
+        "batch_size": 8,
+        "eval_every": 4,
+        "what": "ADE20K, as the reference trains it",
+        "name": "ADE20K",
+        "root": "/data/ADEChallengeData2016",
+    },
+    "cityscapes": {
+        "short_side": 1024,
+        "crop": 768,
+        "stride": 512,
+        "lr": 1e-2,
+        "epochs": 216,
+        "batch_size": 8,
+        "eval_every": 12,
+        "what": "Cityscapes (2,975 images, 19 classes), with Segmenter's settings",
+        "name": "Cityscapes with fine annotations",
+        "root": "/data/cityscapes",
+    },
+    "pascal_context": {
+        "short_side": 520,
+        "crop": 480,
+        "stride": 320,
+        "lr": 1e-3,
+        "epochs": 256,
+        "batch_size": 16,
+        "eval_every": 16,
+        "what": "Pascal-Context (4,996 images, 59 classes), with Segmenter's settings",
+        "name": "Pascal-Context with masks converted as docs/segmentation_training.md says",
+        "root": "/data/VOCdevkit/VOC2010",
+    },
+    "voc": {
+        "short_side": 520,
+        "crop": 480,
+        "stride": 320,
+        "lr": 1e-3,
+        "epochs": 256,
+        "batch_size": 16,
+        "eval_every": 16,
+        "what": "PASCAL VOC 2012 (1,464 images, 21 classes), with Segmenter's settings for Pascal-Context",
+        "name": "VOC2012",
+        "root": "/data/VOCdevkit/VOC2012",
+    },
+}
 
-def _ade20k(name: str, decoder: str, size: str) -> SegmentConfig:
-    """The reference: SGD 1e-3, momentum 0.9, poly 0.9, 64 epochs, batch 8, crop 512 (640 for large)."""
-    side = 640 if size == "large" else 512
+
+def _pretrained(name: str, dataset: str, decoder: str, size: str) -> SegmentConfig:
+    """SGD, momentum 0.9, no decay, poly 0.9; a large model has crops of 640 on ADE20K."""
+    given = _PRETRAINED[dataset]
+    more = 128 if (dataset, size) == ("ade20k", "large") else 0
+    side, stride = given["crop"] + more, given["stride"] + more
     return SegmentConfig(
         recipe=name,
         model=SegmenterConfig(f"vit_{size}_patch16_384", encoder_weights="timm", decoder=DECODER_OF[decoder]),
-        data=MaskDataConfig(
-            "ade20k",
-            short_side=side,
-            crop=(side, side),
-            mean=(0.5, 0.5, 0.5),  # what these encoders were trained with
-            std=(0.5, 0.5, 0.5),
-            workers=16,
-        ),
-        windows=WindowConfig((side, side), (side - 32, side - 32)),
-        optimizer=OptimizerConfig("sgd", 1e-3, 0.0),
+        data=MaskDataConfig(dataset, short_side=given["short_side"] + more, crop=(side, side), workers=16),
+        windows=WindowConfig((side, side), (stride, stride)),
+        optimizer=OptimizerConfig("sgd", given["lr"], 0.0),
         schedule=ScheduleConfig("poly"),
         runtime=RuntimeConfig(compile=True),
-        epochs=64,
-        batch_size=8,
-        eval_every=4,
+        epochs=given["epochs"],
+        batch_size=given["batch_size"],
+        eval_every=given["eval_every"],
     )
 
 
-def _ade20k_recipe(decoder: str, size: str) -> None:
-    name = f"ade20k_{decoder}_{size}"
-    expected = f"Expected: {AUTHORS_MIOU[size]} % mIoU (authors). " if decoder == "cbt" else ""
+def _pretrained_recipe(dataset: str, decoder: str, size: str) -> None:
+    name, given = f"{dataset}_{decoder}_{size}", _PRETRAINED[dataset]
+    expected = "The authors give no number for it. "
+    if dataset == "voc":
+        expected = "Neither the authors nor Segmenter train on it: the settings are a guess. "
+    if dataset == "ade20k":
+        expected = f"Expected: {AUTHORS_MIOU[size]} % mIoU (authors). " if decoder == "cbt" else ""
     _register(
         name,
-        lambda: _ade20k(name, decoder, size),
-        f"""{_TITLES[decoder]} decoder on ViT-{size.capitalize()} on ADE20K, as the reference trains it.
+        lambda: _pretrained(name, dataset, decoder, size),
+        f"""{_TITLES[decoder]} decoder on ViT-{size.capitalize()} on {given["what"]}.
 
-    Needs ADE20K, a GPU, and the ViT's weights of timm (downloaded; model.encoder_weights=FILE takes others).
+    Needs {given["name"]}, a GPU, and the ViT's
+    weights of timm (downloaded; model.encoder_weights=FILE takes others).
     {expected}We have not run it.
 
-    Command: ``cbsa segment train {name} data.root=/data/ADEChallengeData2016``
+    Command: ``cbsa segment train {name} data.root={given["root"]}``
     """,
     )
 
@@ -133,8 +185,9 @@ def _laboratory_recipe(dataset: str, decoder: str, size: str) -> None:
 
 
 for _decoder in DECODER_OF:
-    for _size in AUTHORS_MIOU:
-        _ade20k_recipe(_decoder, _size)
+    for _dataset in _PRETRAINED:
+        for _size in AUTHORS_MIOU if _dataset == "ade20k" else ("tiny", "small"):
+            _pretrained_recipe(_dataset, _decoder, _size)
     for _dataset in _LABORATORY:
         for _size in ("tiny", "small"):
             _laboratory_recipe(_dataset, _decoder, _size)

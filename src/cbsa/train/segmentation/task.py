@@ -22,7 +22,7 @@ from cbsa.train.distributed import World
 from cbsa.train.segmentation.config import SegmentConfig
 from cbsa.train.segmentation.evaluation import SegmentationMetrics, evaluate_segmenter
 from cbsa.train.segmentation.objective import PixelObjective
-from cbsa.train.segmentation.trained import build_segmenter, make_segmenter, segmenter_arguments
+from cbsa.train.segmentation.trained import build_segmenter, make_segmenter, segmenter_arguments, settle
 from cbsa.train.state import Progress
 from cbsa.train.tables import confusion_csv
 from cbsa.train.task import Objective, Task, Update
@@ -52,6 +52,10 @@ class Segmentation(Task[SegmentationMetrics]):
     def max_corrupt(self) -> int:
         """How many images may be unreadable, or have wrong masks."""
         return self.config.data.max_corrupt
+
+    def settled(self) -> SegmentConfig:
+        """With the mean and standard deviation of images that the model expects, unless they are given."""
+        return settle(self.config)
 
     def open(self, train: bool) -> SegmentationSource:
         """Open a split."""
@@ -142,7 +146,6 @@ class Segmentation(Task[SegmentationMetrics]):
         """Write the final weights into ``model/``, as :func:`cbsa.segmentation.load_segmenter` reads them."""
         model = make_segmenter(json.loads(state["model_args"]), "the model of this run")
         model.load_state_dict(state.get("average", state["model"]))
-        model.set_normalization(self.config.data.mean, self.config.data.std)
         save_segmenter(model, folder / "model")
 
 
