@@ -114,6 +114,13 @@ def bytes_do_not_depend_on_n(mesh):
             assert forward.calls.keys() == backward.calls.keys() == {"all_reduce"}
             sent = forward.total_bytes(), backward.total_bytes()
             assert sent == costs.attention_bytes(layer, batch=2), layer
+            mask = torch.rand(x.shape[:2]) > 0.2
+            with count_traffic() as forward:
+                out = sharded(x, shard, mask)
+            with count_traffic() as backward:
+                out.sum().backward()
+            sent = forward.total_bytes(), backward.total_bytes()
+            assert sent == costs.attention_bytes(layer, batch=2, masked=(height, width)), layer
 
 
 def large_scores(mesh):
@@ -156,6 +163,10 @@ def bad_shards(mesh):
         layer(torch.randn(2, 7, 12))
     with pytest.raises(ValueError, match="must have the same rank"):
         layer(torch.randn(2, 7, 12), 6)
+    with pytest.raises(ValueError, match=r"rank of grid must be the same .*\[2, .*1\] by process"):
+        layer(torch.randn(2, 7, 12), 6 if last else (2, 3))
+    with pytest.raises(ValueError, match="has 9 axes: tokens can be spread on at most 8"):
+        layer(torch.randn(2, 7, 12), (1,) * 7 + (2, 3))
 
 
 CASES = {
@@ -280,3 +291,5 @@ def test_a_sharded_layer_shares_its_parameters():
     assert list(sharded.state_dict()) == list(layer.state_dict())
 
     assert type(layer) is CBSA
+    with pytest.raises(ValueError, match="is a ShardedCBSA, whose tokens are spread already"):
+        shard_attention(sharded, group_of_one())

@@ -185,6 +185,20 @@ def bad_images(mesh):
     ):
         with pytest.raises(error, match=message):
             parallel(torch.zeros(shape, dtype=dtype))
+    whole = context_parallel(tiny().float(), mesh, whole_images=True)
+    for error, message, images in (
+        (ValueError, f"process {size - 1} of {size} gives a tensor of 3 dimensions", torch.zeros(3, 8, 20)),
+        (TypeError, f"process {size - 1} of {size} gives what is no tensor", [[0.0]]),
+    ):
+        for model in (parallel, whole):
+            with pytest.raises(error, match=message):
+                model(images if last else torch.zeros(2, 3, 24, 20))
+    with pytest.raises(ValueError, match=r"height must be the same.*16\] by process; with whole_images=True"):
+        whole(torch.zeros(2, 3, 16 if last else 24, 20))
+    with pytest.raises(ValueError, match="whole_images must be the same"):
+        (whole if last else parallel)(torch.zeros(2, 3, 24, 20))
+    with pytest.raises(ValueError, match="model is context-parallel already"):
+        context_parallel(parallel, mesh)
     mixed = context_parallel(tiny().to(torch.float64 if last else torch.float32), mesh)
     with pytest.raises(TypeError, match="dtype of the parameters must be the same"):
         mixed(torch.zeros(2, 3, 8, 20))
@@ -192,6 +206,10 @@ def bad_images(mesh):
         own_rows(torch.zeros(2, 3, 4, 20), mesh, patch_size=4)
     with pytest.raises(ValueError, match=f"1 rows of tokens cannot be divided among {size} processes"):
         context_parallel(tiny(), mesh, whole_images=True)(torch.zeros(2, 3, 4, 20))
+    with pytest.raises(ValueError, match=r"images must have shape \(B, C, height, width\), got \(3, 8, 20\)"):
+        own_rows(torch.zeros(3, 8, 20), mesh)
+    with pytest.raises(TypeError, match="images must be a tensor, got list"):
+        own_rows([0.0], mesh)
     with pytest.raises(ValueError, match=r"blocks\.0\.attn is an MSSA"):
         context_parallel(tiny(attention="mssa"), mesh)
     with pytest.raises(ValueError, match=r"dim='data': the mesh has 1 dimensions, named \['context'\]"):
@@ -210,7 +228,7 @@ def traffic(mesh):
         with count_traffic() as backward:
             loss.backward()
         agreement = forward.bytes.pop("all_gather")
-        assert agreement == 7 * 8
+        assert agreement == 9 * 8
         blocks, stem = costs.blocks_bytes(model, 2), costs.stem_bytes(model.patch_embed, width, 2)
         if 0 < rank < size - 1:  # one that has neighbours above and below
             assert forward.total_bytes() == blocks.forward + stem.forward

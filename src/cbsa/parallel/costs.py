@@ -1,5 +1,6 @@
 """What a model over several processes sends and stores: docs/scaling.md is made of these numbers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,14 +19,39 @@ class Sent(NamedTuple):
     backward: int
 
 
-def attention_bytes(layer: Attention, batch: int = 1, dtype: torch.dtype = torch.float32) -> Sent:
+def attention_bytes(
+    layer: Attention,
+    batch: int = 1,
+    dtype: torch.dtype = torch.float32,
+    masked: Sequence[int] | None = None,
+) -> Sent:
     """What an attention layer sums over processes for a batch, whatever the number of tokens is.
 
     Args:
         layer: the layer; whether its tokens are spread already makes no difference.
         batch: number of sequences.
         dtype: of the tokens; what is summed is float32 or wider.
+        masked: the grid of the tokens if they have a mask, of which the axes after the first matter: what is
+            exchanged on padding has no gradient, and adds to the forward alone.
     """
+    sent = _sums_bytes(layer, batch, dtype)
+    return sent if masked is None else Sent(sent.forward + _mask_bytes(layer, batch, masked), sent.backward)
+
+
+def _mask_bytes(layer: Attention, batch: int, grid: Sequence[int]) -> int:
+    """What processes tell each other about padding.
+
+    Pooled CBSA: counts of the windows (float32), the number of rows that are not all padding (int64), and of
+    each slice along the other axes whether it is (a byte). Exact MSSA: the number of real tokens (float64).
+    """
+    if isinstance(layer, CBSA) and layer.initial_reps is None:
+        counts = layer.num_representatives * torch.float32.itemsize
+        return batch * (counts + torch.int64.itemsize + sum(grid[1:]))
+    return batch * torch.float64.itemsize if isinstance(layer, MSSA) else 0
+
+
+def _sums_bytes(layer: Attention, batch: int, dtype: torch.dtype) -> Sent:
+    """What is summed with or without a mask."""
     heads, d, number = batch * layer.num_heads, layer.head_dim, accumulation_dtype(dtype).itemsize
     if isinstance(layer, CBSA):
         m, pooled = layer.num_representatives, layer.initial_reps is None

@@ -153,6 +153,11 @@ def shard_attention(layer: Attention, group: ContextGroup, name: str = "the laye
         group: the processes.
         name: what errors call it.
     """
+    if isinstance(layer, Sharded):
+        raise ValueError(
+            f"{name} is a {type(layer).__name__}, whose tokens are spread already: give the layer of one "
+            "process, which shares its parameters"
+        )
     kind: type[Sharded] | None = _SHARDED.get(type(layer))
     if isinstance(layer, MSSA) and layer.contraction == "exact":
         kind = ShardedExactMSSA
