@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_iter
 
 from cbsa.layers import CBSA, MSSA, ConvStem
 from cbsa.models import Transformer
+from cbsa.models.memory import kept_by_patch
 from cbsa.parallel import costs, tables
 
 SIZE = (256, 128)
@@ -74,6 +75,21 @@ def test_training_keeps_what_the_cost_model_says():
     model.set_grad_checkpointing()
     under_way = 7 * 4 * model.embed_dim * (SIZE[0] // 16) * (SIZE[1] // 16)
     assert kept_bytes(model, images) == pytest.approx(memory.recomputing - under_way, rel=0.05)
+    assert memory.recomputing < 0.6 * memory.training
+
+
+def test_a_model_with_an_mlp_keeps_what_decides_on_recomputation():
+    """For each patch; a model of one block less, the stem's part is the same."""
+    models = [
+        Transformer(128, 16, embed_dim=64, depth=depth, num_heads=4, representatives=(2, 2),
+                    attention_kwargs={"impl": "sdpa"}, feed_forward="mlp")
+        for depth in (2, 3)
+    ]  # fmt: skip
+    images, patches = torch.randn(1, 3, *SIZE), SIZE[0] * SIZE[1] // 256
+    fewer, more = (kept_bytes(model, images) for model in models)
+    kept = [kept_by_patch(m.patch_embed, len(m.blocks), 64, "mlp") * patches * 4 for m in models]
+    assert more == pytest.approx(kept[1], rel=0.05)
+    assert more - fewer == pytest.approx(kept[1] - kept[0], rel=0.05)
 
 
 def test_several_devices_divide_the_memory():
@@ -111,8 +127,11 @@ def test_the_document_has_the_tables_of_the_cost_model(table):
     assert table() in document.read_text()
 
 
-def test_inference_peaks_where_the_cost_model_says():
+@pytest.mark.parametrize("tile", [None, 2], ids=["whole", "in tiles"])
+def test_inference_peaks_where_the_cost_model_says(tile):
     model, images = small_cbt().eval(), torch.randn(1, 3, *SIZE)
+    if tile is not None:
+        model.stem_bytes = tile * 2 * 8 * 8 * 64 * 4  # rows of patches, of 16
     gc.collect()
     with torch.no_grad(), Alive() as alive:
         model(images)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from cbsa.layers import CBSA, MSSA, TSSA, Attention, ChannelCBSA, ConvStem, LinearAttention, LinearCBSA
+from cbsa.models import memory
 from cbsa.models.transformer import Block, Transformer
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.parallel.shard import split
@@ -120,13 +121,6 @@ def tensor_parallel_wire(tokens: int, dim: int, devices: int, dtype: torch.dtype
 
 # --- memory --------------------------------------------------------------------------------------------
 
-# Numbers that a block keeps for its backward, for each token and channel: input and output of the first norm,
-# w, output of the operator, input and output of the second norm, output of ISTA.
-_BLOCK = 7
-# Tensors that a stage of the stem keeps: what BatchNorm, GELU and the next convolution read; the last has
-# neither of the latter two.
-_STAGE = 3
-
 
 @dataclass(frozen=True)
 class Memory:
@@ -134,7 +128,7 @@ class Memory:
 
     Attributes:
         training: kept for the backward.
-        recomputing: the same if blocks are recomputed, with one of them under way.
+        recomputing: the same if stem and blocks are recomputed, with one of them under way.
         inference: largest at any time, of what is alive in eager mode.
     """
 
@@ -148,25 +142,33 @@ def activation_memory(
 ) -> Memory:
     """Activations of an image of height × width pixels, its rows of patches divided among the devices.
 
-    For models with a convolutional stem and ISTA. Nothing of size tokens × representatives is kept.
+    For models with a convolutional stem and ISTA. Nothing of size tokens × representatives is kept. In
+    inference the stem runs in tiles if it takes more than the model's ``stem_bytes``.
     """
     stem = model.patch_embed
     if not isinstance(stem, ConvStem) or model.feed_forward != "ista":
         raise ValueError("the memory of models with a convolutional stem and ISTA alone is known")
     rows = split(-(-height // stem.patch_size), devices)[0]  # of patches, on a device that has most
     columns = -(-width // stem.patch_size)
-    pixels = min(rows * stem.patch_size, height) * width
-    channels = [stage[0].out_channels for stage in list(stem.proj)[::2]]  # type: ignore[index]
-    sides = [stem.patch_size >> (i + 1) for i in range(len(channels))]  # of a patch, after each stage
+    image = stem.in_chans * min(rows * stem.patch_size, height) * width
     patches = rows * columns
-    stages = [c * side * side * patches for c, side in zip(channels, sides, strict=True)]
+    stages = [n * patches for n in memory.stage_numbers(stem)]
     tokens = patches * model.embed_dim
-    image = stem.in_chans * pixels
-    kept = image + _STAGE * sum(stages[:-1]) + stages[-1]
-    depth = len(model.blocks)
+    depth, block = len(model.blocks), memory.BLOCK[model.feed_forward]
+    kept = image + memory.STAGE * sum(stages[:-1]) + stages[-1]
+    while_blocks = image + sum(stages[:-1]) + (depth + block) * tokens  # of the stem, inputs of stages
     numbers = (
-        kept + depth * _BLOCK * tokens,
-        kept + (depth + _BLOCK) * tokens,
-        max(image + 2 * stages[0], 4 * tokens),
+        kept + depth * block * tokens,
+        max(while_blocks, image + memory.STAGE * stages[0]),
+        image + max(_stem_in_inference(model, stages[0], rows, columns, dtype), 4 * tokens),
     )
     return Memory(*(n * dtype.itemsize for n in numbers))
+
+
+def _stem_in_inference(model: Transformer, widest: int, rows: int, columns: int, dtype: torch.dtype) -> int:
+    """Numbers of the widest stage, before and after GELU; of a tile and the maps, where there are tiles."""
+    row = 2 * widest // rows  # of patches
+    tile = max(1, model.stem_bytes // (row * dtype.itemsize))
+    if tile >= rows:
+        return row * rows
+    return row * (tile + 1) + rows * columns * model.embed_dim

@@ -115,7 +115,17 @@ class ContextParallelTransformer(Transformer):
         shard = self._agree(images)
         if self.whole_images:
             images = _own_rows(images, self.patch_size, self.group)
-        return self._sequence(self.patch_embed(images), shard), shard  # type: ignore[arg-type]
+        return self._sequence(self._maps(images, shard), shard), shard  # type: ignore[arg-type]
+
+    def _in_tiles(self, images: Tensor, rows: int) -> Tensor:
+        """Map of this process's patches, so many rows of them at a time."""
+        stem = self.patch_embed
+        assert isinstance(stem, ShardedConvStem)
+        return stem.in_tiles(images, rows)
+
+    def _share(self, grid: Any) -> tuple[int, int]:
+        """The part of the grid that a process has on average: what it decides, it decides alike in all."""
+        return -(-grid.total // self.group.size), grid.sizes[1]
 
     def _agree(self, images: Tensor) -> Shard:
         """How the rows of all processes lie; raises in every process if they do not fit together."""

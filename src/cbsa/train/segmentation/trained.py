@@ -35,8 +35,8 @@ def build_segmenter(config: SegmentConfig, num_classes: int) -> Segmenter:
             )
         except TypeError as error:
             raise ValueError(f"model.encoder_kwargs or model.decoder_kwargs: {error}") from error
-    if given.checkpointing:
-        model.set_grad_checkpointing(True)
+    if given.checkpointing is not None:
+        model.set_grad_checkpointing(given.checkpointing)
     return model
 
 
