@@ -4,6 +4,7 @@ That bytes are those counted in collectives, the other modules test.
 """
 
 import gc
+import json
 import weakref
 from pathlib import Path
 
@@ -121,7 +122,40 @@ def test_the_stem_sends_rows():
     assert backward == 4 * (8 * 20 + 2 * (8 + 16))
 
 
-@pytest.mark.parametrize("table", [tables.layer_table, tables.image_table])
+def test_a_block_keeps_what_the_comparison_says():
+    """Beside each other: one more block with CBSA, and one with softmax attention, on one device."""
+    images, tokens = torch.randn(1, 3, *SIZE), SIZE[0] * SIZE[1] // 256 + 1
+    for attention, kept, more in (
+        ("cbsa", costs.context_parallel_kept, {"attention_kwargs": {"impl": "sdpa"}}),
+        ("mhsa", costs.tensor_parallel_kept, {}),
+    ):
+        fewer, all_of_them = (
+            kept_bytes(
+                Transformer(
+                    128, 16, embed_dim=64, depth=depth, num_heads=4, representatives=(2, 2),
+                    attention=attention, **more,
+                ),
+                images,
+            )
+            for depth in (1, 2)
+        )  # fmt: skip
+        assert all_of_them - fewer == pytest.approx(kept(tokens, 64, 1, torch.float32), rel=0.05), attention
+
+
+def test_the_document_has_the_bytes_that_were_measured():
+    """And the cost model, which ``benchmarks/context_parallel_wire.py`` asks, is within 2 % of them."""
+    root = Path(__file__).parents[2]
+    document = " ".join((root / "docs" / "scaling.md").read_text().split())
+    rows = json.loads((root / "benchmarks/results/cpu/wire.json").read_text())["rows"]
+    assert len(rows) == 4
+    for row in rows:
+        model = row["processes"] * costs.context_parallel_wire(CBSA(384, 6), row["processes"], torch.float32)
+        assert row["model_bytes"] == model
+        assert row["sent_bytes"] == pytest.approx(model, rel=0.02)
+        assert f"| {row['processes']} | {row['tokens']:,} | {row['sent_bytes'] / 1e6:.3f} MB |" in document
+
+
+@pytest.mark.parametrize("table", [tables.layer_table, tables.layer_memory_table, tables.image_table])
 def test_the_document_has_the_tables_of_the_cost_model(table):
     document = Path(__file__).parents[2] / "docs" / "scaling.md"
     assert table() in document.read_text()

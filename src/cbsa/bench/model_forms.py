@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,10 @@ class Form:
         """What the model takes beside its input."""
         return ()
 
+    def attending(self, device: torch.device) -> AbstractContextManager[object]:
+        """The context of what is timed; subclasses choose a kernel of softmax attention."""
+        return nullcontext()
+
     def targets(self) -> tuple[int, ...]:
         """Shape of the classes that a training step learns."""
         return (self.batch,)
@@ -99,7 +104,7 @@ def _inference(form: Form, model: nn.Module, inputs: Tensor) -> Prepared:
         compile_model(model, whole=form.compilation == "model")
 
     def infer() -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), form.attending(inputs.device):
             logits: Tensor = model(inputs, *arguments)
             return logits
 
@@ -124,7 +129,7 @@ def _training(form: Form, model: nn.Module, inputs: Tensor, targets: Tensor) -> 
     def step() -> Tensor:
         model.zero_grad(set_to_none=True)
         inputs.grad = None
-        with autocast():
+        with autocast(), form.attending(device):
             logits: Tensor = model(inputs, *arguments)
         F.cross_entropy(logits.float(), targets).backward()  # type: ignore[no-untyped-call]
         return logits.detach()

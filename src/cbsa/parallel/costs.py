@@ -56,8 +56,9 @@ def _sums_bytes(layer: Attention, batch: int, dtype: torch.dtype) -> Sent:
     heads, d, number = batch * layer.num_heads, layer.head_dim, accumulation_dtype(dtype).itemsize
     if isinstance(layer, CBSA):
         m, pooled = layer.num_representatives, layer.initial_reps is None
-        forward = m * (d + 2) + m * d * pooled
-        backward = m * d + m * d * (pooled and not layer.stop_gradient)
+        forward = m * (d + 2) * layer.iterations + m * d * pooled
+        backward = m * (d + 1) * layer.iterations if layer.is_extended else m * d
+        backward += m * d * (pooled and not layer.stop_gradient)
         return Sent(heads * forward * number, heads * backward * number)
     if isinstance(layer, TSSA):
         return Sent(*[heads * (2 * d + 1) * number] * 2)
@@ -120,6 +121,26 @@ def tensor_parallel_wire(tokens: int, dim: int, devices: int, dtype: torch.dtype
 
 
 # --- memory --------------------------------------------------------------------------------------------
+
+
+# Numbers that a block with ISTA keeps for each token and channel if it has softmax attention: query, key,
+# value and output in place of w and the operator's output. What is not of these four is outside of the heads.
+_SOFTMAX_BLOCK, _OF_HEADS = memory.BLOCK["ista"] + 2, 4
+
+
+def context_parallel_kept(tokens: int, dim: int, devices: int, dtype: torch.dtype = torch.bfloat16) -> float:
+    """Bytes that each device keeps of a block with CBSA and ISTA for the backward; of the few, nothing."""
+    return memory.BLOCK["ista"] * tokens * dim / devices * dtype.itemsize
+
+
+def ring_attention_kept(tokens: int, dim: int, devices: int, dtype: torch.dtype = torch.bfloat16) -> float:
+    """The same with softmax attention, and the keys and values that pass: two pairs, here and on the way."""
+    return (_SOFTMAX_BLOCK + 4) * tokens * dim / devices * dtype.itemsize
+
+
+def tensor_parallel_kept(tokens: int, dim: int, devices: int, dtype: torch.dtype = torch.bfloat16) -> float:
+    """The same where heads are divided: what is not within heads, every device has of all tokens."""
+    return (_SOFTMAX_BLOCK - _OF_HEADS + _OF_HEADS / devices) * tokens * dim * dtype.itemsize
 
 
 @dataclass(frozen=True)
