@@ -5,8 +5,8 @@ from torch import nn
 from cbsa.layers import ConvStem
 
 # Of a block, for each token and channel: input and output of the first norm, w, output of the operator, input
-# and output of the second norm, output of ISTA. An MLP keeps its hidden channels before and after GELU.
-BLOCK = {"ista": 7, "mlp": 15}
+# and output of the second norm, output of ISTA; of an MLP, its hidden channels before and after GELU instead.
+BLOCK = {"ista": 7, "mlp": 14}
 # Tensors that a stage of the stem keeps: what BatchNorm, GELU and the next convolution read; the last has
 # neither of the latter two.
 STAGE = 3
