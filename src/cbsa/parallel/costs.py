@@ -128,6 +128,11 @@ def tensor_parallel_wire(tokens: int, dim: int, devices: int, dtype: torch.dtype
 _SOFTMAX_BLOCK, _OF_HEADS = memory.BLOCK["ista"] + 2, 4
 
 
+_ALIVE = (
+    7  # tensors of the size of the tokens that are alive at once in a block without a backward, not fused
+)
+
+
 def context_parallel_kept(tokens: int, dim: int, devices: int, dtype: torch.dtype = torch.bfloat16) -> float:
     """Bytes that each device keeps of a block with CBSA and ISTA for the backward; of the few, nothing."""
     return memory.BLOCK["ista"] * tokens * dim / devices * dtype.itemsize
@@ -181,7 +186,7 @@ def activation_memory(
     numbers = (
         kept + depth * block * tokens,
         max(while_blocks, image + memory.STAGE * stages[0]),
-        image + max(_stem_in_inference(model, stages[0], rows, columns, dtype), 4 * tokens),
+        image + max(_stem_in_inference(model, stages[0], rows, columns, dtype), _ALIVE * tokens),
     )
     return Memory(*(n * dtype.itemsize for n in numbers))
 

@@ -70,7 +70,8 @@ def extended_contract_broadcast(
 
 def _scores(w: Tensor, reps: Tensor) -> Tensor:
     """s·w Qᵀ (B, H, N, m) in float32 or wider."""
-    return (w @ (reps * w.shape[-1] ** -0.5).mT).to(accumulation_dtype(w.dtype))
+    scores: Tensor = w @ (reps * w.shape[-1] ** -0.5).mT
+    return scores.to(accumulation_dtype(w.dtype))
 
 
 def _gather(scores: Tensor, w: Tensor, padding: Tensor | None, group: ContextGroup) -> tuple[Tensor, Tensor]:
