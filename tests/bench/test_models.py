@@ -129,7 +129,7 @@ def test_a_training_step_with_one_wrong_gradient_gets_no_speed(monkeypatch):
 def test_the_truth_of_the_gate_takes_no_kernels():
     model = models.Config.form("cbt_tiny_patch4_32", 32, 1, "training", "fp32", "none", 5).create()
     layer = model.blocks[0].attn
-    with model_forms.plain_operators(model):
+    with model_forms.plain_operators(model, "reference"):
         assert layer.impl == "reference"
     assert layer.impl == "auto"
 

@@ -35,6 +35,17 @@ def test_a_million_tokens_are_the_last():
     assert {form.batch for form in config.forms()} == {1}
 
 
+def test_softmax_attention_is_cudnns_on_a_gpu():
+    """Where cuDNN has none, in float32 and on a CPU, PyTorch chooses."""
+    backends = torch.backends.cuda
+    for precision, device, alone in (("bf16", "cuda", True), ("fp32", "cuda", False), ("bf16", "cpu", False)):
+        (form, *_) = scale.Config(scale.MODELS, torch.device(device), precision=precision).forms()
+        with form.attending(torch.device(device)):
+            assert backends.cudnn_sdp_enabled()
+            assert backends.flash_sdp_enabled() is not alone
+    assert backends.flash_sdp_enabled()
+
+
 def test_what_would_take_too_long_is_not_run():
     """Four times the tokens took 16 times as long, 1.6 s: four times as many again would take 26 s."""
     config = scale.Config(scale.MODELS, torch.device("cpu"), longest=20)

@@ -97,6 +97,8 @@ def bytes_do_not_depend_on_n(mesh):
         CBSA(12, 2, **FEW),
         CBSA(12, 2, **FEW, stop_gradient=True),
         CBSA(12, 2, **FEW, init="learned"),
+        CBSA(12, 2, **FEW, iterations=3, rep_norm="layer"),
+        CBSA(12, 2, **FEW, broadcast="softmax", init="learned"),
         TSSA(12, 2),
         LinearAttention(12, 2),
         LinearCBSA(12, 2),
@@ -114,6 +116,42 @@ def bytes_do_not_depend_on_n(mesh):
             assert forward.calls.keys() == backward.calls.keys() == {"all_reduce"}
             sent = forward.total_bytes(), backward.total_bytes()
             assert sent == costs.attention_bytes(layer, batch=2), layer
+            mask = torch.rand(x.shape[:2]) > 0.2
+            with count_traffic() as forward:
+                out = sharded(x, shard, mask)
+            with count_traffic() as backward:
+                out.sum().backward()
+            sent = forward.total_bytes(), backward.total_bytes()
+            assert sent == costs.attention_bytes(layer, batch=2, masked=(height, width)), layer
+
+
+OPTIONS = {
+    "iterations": {"iterations": 3},
+    "layer norm": {"rep_norm": "layer"},
+    "rms norm, exact": {"rep_norm": "rms", "contraction": "exact"},
+    "per token": {"broadcast": "per_token"},
+    "softmax": {"broadcast": "softmax", "iterations": 2},
+    "positions": {"rep_pos": True},
+    "learned": {"init": "learned", "broadcast": "per_token"},
+}
+
+
+def options_beyond_the_paper(mesh):
+    """Every option, with and without padding, some of it an element's all."""
+    for options in OPTIONS.values():
+        layer = partial(CBSA, 12, 2, **FEW, **options)
+        check(mesh, layer, IMAGE)
+        check(mesh, layer, IMAGE, padding=True)
+    check(mesh, partial(CBSA, 12, 2, **FEW, num_prefix_tokens=0, broadcast="softmax"), IMAGE, prefix=0,
+          padding="empty")  # fmt: skip
+    check(mesh, partial(CBSA, 12, 2, **FEW, broadcast="per_token"), IMAGE, dtype=torch.float32,
+          call=under_autocast)  # fmt: skip
+
+
+def every_layer_recomputed(mesh):
+    """Activation checkpointing repeats the collectives of the forward within the backward."""
+    for layer in (CBSA, TSSA, LinearAttention, LinearCBSA, ChannelCBSA, partial(MSSA, contraction="exact")):
+        check(mesh, partial(layer, 12, 2), IMAGE, call=recomputed, padding=layer is not ChannelCBSA)
 
 
 def large_scores(mesh):
@@ -156,6 +194,10 @@ def bad_shards(mesh):
         layer(torch.randn(2, 7, 12))
     with pytest.raises(ValueError, match="must have the same rank"):
         layer(torch.randn(2, 7, 12), 6)
+    with pytest.raises(ValueError, match=r"rank of grid must be the same .*\[2, .*1\] by process"):
+        layer(torch.randn(2, 7, 12), 6 if last else (2, 3))
+    with pytest.raises(ValueError, match="has 9 axes: tokens can be spread on at most 8"):
+        layer(torch.randn(2, 7, 12), (1,) * 7 + (2, 3))
 
 
 CASES = {
@@ -217,7 +259,8 @@ CASES = {
     "linear autocast": partial(
         check, layer=partial(LinearAttention, 12, 2), grid=IMAGE, dtype=torch.float32, call=under_autocast
     ),
-    "cbsa recomputed": partial(check, layer=partial(CBSA, 12, 2, **FEW), grid=IMAGE, call=recomputed),
+    "options beyond the paper": options_beyond_the_paper,
+    "every layer recomputed": every_layer_recomputed,
     "cbsa compiled": partial(
         check,
         layer=partial(CBSA, 12, 2, **FEW),
@@ -267,8 +310,11 @@ def test_layers_that_compare_all_tokens_are_refused(kind):
 def test_options_without_a_sharded_form_are_refused():
     with pytest.raises(ValueError, match="legacy_pool=True"):
         shard_attention(CBSA(12, 2, legacy_pool=True), group_of_one())
-    with pytest.raises(ValueError, match="iterations=1"):
-        shard_attention(CBSA(12, 2, iterations=2), group_of_one())
+    for layer in (CBSA(12, 2, dwconv=5), LinearAttention(12, 2, dwconv=5)):
+        with pytest.raises(
+            ValueError, match="the layer has dwconv=5, a convolution that reads tokens of other"
+        ):
+            shard_attention(layer, group_of_one())
     with pytest.raises(TypeError, match="is a Other"):
         shard_attention(type("Other", (CBSA,), {})(12, 2), group_of_one())
 
@@ -280,3 +326,5 @@ def test_a_sharded_layer_shares_its_parameters():
     assert list(sharded.state_dict()) == list(layer.state_dict())
 
     assert type(layer) is CBSA
+    with pytest.raises(ValueError, match="is a ShardedCBSA, whose tokens are spread already"):
+        shard_attention(sharded, group_of_one())

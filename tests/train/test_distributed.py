@@ -58,16 +58,25 @@ def test_losses_are_those_of_one_process(runs, settings):
             assert_close(b[name].double(), a[name].double(), 1e-3, f"{part} {name}")
 
 
-def test_a_rank_that_dies_is_started_again(runs, tmp_path):
+def test_two_pairs_of_processes_share_images(runs):
+    """Four processes, of which two at a time have the rows of the same images."""
+    four = runs(4, "runtime.context=2")
+    assert losses(four) == pytest.approx(losses(runs(1)), rel=2e-5)
+    assert summary(four)["evaluated_images"] == 359
+    assert summary(four)["processes"] == 4
+
+
+@pytest.mark.parametrize("settings", [(), ("runtime.context=2",)], ids=["ddp", "context"])
+def test_a_rank_that_dies_is_started_again(runs, tmp_path, settings):
     """torchrun restarts all processes; they go on from the last checkpoint to the same end."""
     folder = tmp_path / "run"
     launcher = torchrun(2, "--max-restarts=1")
-    process = start(folder, *CALM, launcher=launcher, KILL_AT="5", KILL_RANK="1")
+    process = start(folder, *CALM, *settings, launcher=launcher, KILL_AT="5", KILL_RANK="1")
     code, output = finish(process)
     assert code == 0, output
     assert (tmp_path / "run.killed").exists()
-    assert losses(folder) == losses(runs(2))
-    assert_same_bits(last_state(folder), last_state(runs(2)))
+    assert losses(folder) == losses(runs(2, *settings))
+    assert_same_bits(last_state(folder), last_state(runs(2, *settings)))
 
 
 def test_the_number_of_processes_may_change(runs, tmp_path):

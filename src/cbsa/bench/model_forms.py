@@ -4,9 +4,9 @@ import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ class Form:
     precision: str
     compilation: str
     num_classes: int = 1000
+    plain_impl: ClassVar[str] = "reference"  # the operators of the model that the gate compares with
 
     def create(self) -> nn.Module:
         """The model for images of its size, in float32, with random weights."""
@@ -56,6 +57,10 @@ class Form:
     def arguments(self) -> tuple[Any, ...]:
         """What the model takes beside its input."""
         return ()
+
+    def attending(self, device: torch.device) -> AbstractContextManager[object]:
+        """The context of what is timed; subclasses choose a kernel of softmax attention."""
+        return nullcontext()
 
     def targets(self) -> tuple[int, ...]:
         """Shape of the classes that a training step learns."""
@@ -90,7 +95,7 @@ def _inference(form: Form, model: nn.Module, inputs: Tensor) -> Prepared:
     model.eval()
     inputs = inputs.detach()
     picked = list(range(min(form.batch, _MOST_CHECKED)))
-    with torch.no_grad(), plain_operators(model):
+    with torch.no_grad(), plain_operators(model, form.plain_impl):
         truth = model(inputs[picked], *arguments)
         plain = copy.deepcopy(model).to(dtype)(inputs[picked].to(dtype), *arguments)
     fuse = getattr(model, "fuse", None)
@@ -102,7 +107,7 @@ def _inference(form: Form, model: nn.Module, inputs: Tensor) -> Prepared:
         compile_model(model, whole=form.compilation == "model")
 
     def infer() -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), form.attending(inputs.device):
             logits: Tensor = model(inputs, *arguments)
             return logits
 
@@ -117,7 +122,8 @@ def _training(form: Form, model: nn.Module, inputs: Tensor, targets: Tensor) -> 
         model.zero_grad(set_to_none=True)
         inputs.grad = None
         # Without autocast's cache: a CUDA graph must hold the casts of the weights that it reads.
-        with torch.autocast(device.type, precision, precision != torch.float32, cache_enabled=False):
+        autocast = torch.autocast(device.type, precision, precision != torch.float32, cache_enabled=False)
+        with autocast, form.attending(device) if precision == dtype else nullcontext():
             logits: Tensor = model(inputs, *arguments)
         F.cross_entropy(logits.float(), targets).backward()  # type: ignore[no-untyped-call]
         return logits.detach()
@@ -127,7 +133,7 @@ def _training(form: Form, model: nn.Module, inputs: Tensor, targets: Tensor) -> 
         logits = step(precision)
         return logits, {name: leaf.grad for name, leaf in leaves.items() if leaf.requires_grad}
 
-    with plain_operators(model):
+    with plain_operators(model, form.plain_impl):
         truth, plain = step_and_gradients(torch.float32), step_and_gradients()
     if form.compilation != "none":
         compile_model(model, whole=form.compilation == "model")
@@ -140,11 +146,11 @@ def _training(form: Form, model: nn.Module, inputs: Tensor, targets: Tensor) -> 
 
 
 @contextmanager
-def plain_operators(model: nn.Module) -> Iterator[None]:
-    """Layers that choose an implementation by themselves take plain PyTorch in here."""
+def plain_operators(model: nn.Module, impl: str) -> Iterator[None]:
+    """Layers that choose an implementation by themselves take this one in here."""
     changed = [module for module in model.modules() if getattr(module, "impl", None) == "auto"]
     for module in changed:
-        module.impl = "reference"  # type: ignore[assignment]
+        module.impl = impl  # type: ignore[assignment]
     try:
         yield
     finally:

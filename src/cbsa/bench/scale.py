@@ -3,17 +3,33 @@
 import math
 import statistics
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
 from cbsa._checks import check_positive_number
 from cbsa.bench import models
-from cbsa.bench.model_forms import Form
+from cbsa.bench.model_forms import PRECISIONS, Form
 from cbsa.bench.results import Row, done
 
 MODELS = ("cbt_small_patch16_224", "vit_small_patch16_224")
 RESOLUTIONS = (512, 1024, 2048, 4096, 8192, 16384)
 FEWEST_TOKENS = 4096  # from which on the growth is fitted: below, launches and weights weigh more than tokens
+
+
+class ScaleForm(Form):
+    """How a model is run: softmax attention, a ViT's, by cuDNN on a GPU, the fastest of its backends."""
+
+    plain_impl: ClassVar[str] = "sdpa"  # the plainest that stores nothing of size N×m
+
+    def attending(self, device: torch.device) -> AbstractContextManager[object]:
+        """cuDNN's attention and no other; it has none in float32."""
+        if device.type == "cuda" and PRECISIONS[self.precision] != torch.float32:
+            return sdpa_kernel(SDPBackend.CUDNN_ATTENTION)
+        return super().attending(device)
 
 
 @dataclass(frozen=True)
@@ -28,6 +44,7 @@ class Config(models.Config):
     batches: tuple[int, ...] = (1,)
     longest: float = 20.0
     kind: ClassVar[str] = "scale"
+    form: ClassVar[type[Form]] = ScaleForm
 
     def __post_init__(self) -> None:
         super().__post_init__()

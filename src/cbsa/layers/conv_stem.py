@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from cbsa._checks import check_images, check_int
+from cbsa.layers.recomputed import recomputed
 from cbsa.ops.availability import kernels_serve_compiled
 from cbsa.ops.precision import autocast_dtype
 
@@ -71,22 +72,31 @@ class ConvStem(nn.Module):
             delattr(self, f"fused_bias{index}")
         self.fused = False
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Embed images (B, in_chans, height, width) as a map of patches (B, dim, h, w)."""
+    def forward(self, images: Tensor, recompute: bool = False) -> Tensor:
+        """Embed images (B, in_chans, height, width) as a map of patches (B, dim, h, w).
+
+        With ``recompute`` the inputs of stages alone are kept for the backward, which recomputes the rest.
+        """
         check_images(images, self.in_chans)
         x = images
         for index in range(0, len(self.proj), 2):
-            last = index == len(self.proj) - 1
-            if not last and self._runs_on_kernels(x, index):
-                x = self._stage_on_kernels(x, index)
-                continue
-            x = self.proj[index](x) if not self.fused else self._convolve(x, index)
-            x = x if last else self.proj[index + 1](x)
+            x = recomputed(self._stage, x, index, module=self) if recompute else self._stage(x, index)
         return x
 
+    def _stage(self, x: Tensor, index: int) -> Tensor:
+        """A stage: convolution, BatchNorm, and GELU but in the last."""
+        last = index == len(self.proj) - 1
+        if not last and self._runs_on_kernels(x, index):
+            return self._stage_on_kernels(x, index)
+        x = self._convolve(x, index)
+        return x if last else self.proj[index + 1](x)
+
     def _convolve(self, x: Tensor, index: int) -> Tensor:
-        """A convolution with its BatchNorm folded in."""
-        return F.conv2d(x, *self._folded(index), stride=2, padding=1)
+        """A convolution and its BatchNorm, which may be folded into it."""
+        if self.fused:
+            return F.conv2d(x, *self._folded(index), stride=2, padding=1)
+        out: Tensor = self.proj[index](x)
+        return out
 
     def _folded(self, index: int) -> tuple[Tensor, Tensor]:
         """Weight and bias of that convolution."""

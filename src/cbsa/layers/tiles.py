@@ -16,15 +16,17 @@ def tile_rows(stem: ConvStem, images: Tensor, most_bytes: int) -> int:
     return max(1, most_bytes // row)
 
 
-def embed_in_tiles(stem: ConvStem, images: Tensor, rows: int) -> Tensor:
+def embed_in_tiles(stem: ConvStem, images: Tensor, rows: int, above: Tensor | None = None) -> Tensor:
     """The map (B, dim, h, w) of images (B, C, height, width), so many rows of patches at a time.
 
     Exact for statistics that do not depend on the image. A tile gets the patches above it as well: of a 3×3
     convolution with stride 2 after the other, the first row of patches alone sees what is above the tile.
+    Those ``above`` the images (B, C, patch_size, width) are given if the images are a part of larger ones.
     """
     p = stem.patch_size
     height = -(-images.shape[2] // p)
-    first = stem(images[:, :, : rows * p])
+    first = images[:, :, : rows * p]
+    first = stem(first) if above is None else stem(torch.cat([above, first], 2))[:, :, 1:]
     later = [
         stem(images[:, :, (start - 1) * p : (start + rows) * p])[:, :, 1:]
         for start in range(rows, height, rows)

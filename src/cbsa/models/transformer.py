@@ -1,5 +1,6 @@
 """The one transformer class behind every model here."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,12 @@ from torch.utils.checkpoint import checkpoint
 from cbsa._checks import check_choice, check_images, check_int, check_sizes
 from cbsa._tracing import is_exporting
 from cbsa.layers import ATTENTIONS, CBSA, ISTA, MLP, Attention, ConvStem, LayerNorm, LinearStem
+from cbsa.layers.recomputed import recomputed
 from cbsa.layers.tiles import embed_in_tiles, tile_rows
+from cbsa.models.memory import kept_by_patch
 from cbsa.ops import resample_tokens
 from cbsa.ops.availability import kernels_serve_compiled
+from cbsa.ops.precision import autocast_dtype
 
 STEMS: dict[str, type[ConvStem] | type[LinearStem]] = {"conv": ConvStem, "linear": LinearStem}
 FEED_FORWARDS = ("ista", "mlp")
@@ -107,6 +111,9 @@ class Transformer(
     """
 
     stem_bytes = 4 << 30  # activations of the stem's widest stage in inference; above, it runs in tiles
+    kept_bytes = (
+        32 << 30
+    )  # activations kept for the backward; above, they are recomputed, unless told otherwise
 
     def __init__(
         self,
@@ -136,7 +143,7 @@ class Transformer(
         self.patch_size = check_int("patch_size", patch_size)
         self.weight_init = check_choice("weight_init", weight_init, INITIALISATIONS)
         self.num_prefix_tokens = 1 + check_int("reg_tokens", reg_tokens, at_least=0)
-        self.grad_checkpointing = False
+        self.grad_checkpointing: bool | None = None
         self.img_size, self.grid = self._sizes(img_size)
         self.feed_forward = check_choice("feed_forward", feed_forward, FEED_FORWARDS)
         check_choice("stem", stem, STEMS)
@@ -204,8 +211,13 @@ class Transformer(
             "blocks": blocks if coarse else [(blocks, None), (r"^norm", (99999,))],
         }
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute activations of blocks in the backward pass instead of storing them."""
+    def set_grad_checkpointing(self, enable: bool | None = True) -> None:
+        """Recompute activations of the stem and of blocks in the backward pass instead of storing them.
+
+        Args:
+            enable: True or False; None, as a new model has it, for images and batches of which more than
+                ``kept_bytes`` would be stored. What is traced as a whole then stores them.
+        """
         self.grad_checkpointing = enable
 
     def get_classifier(self) -> nn.Module:
@@ -289,20 +301,50 @@ class Transformer(
             raise ValueError(
                 f"images of {height}×{width} px are smaller than a patch of {self.patch_size} px"
             )
-        maps = self._maps(images)  # (B, dim, h, w)
+        height, width = (-(-side // self.patch_size) for side in images.shape[2:])
+        maps = self._maps(images, (height, width))  # (B, dim, h, w)
         grid = (maps.shape[2], maps.shape[3])
         return self._sequence(maps, grid), grid
 
-    def _maps(self, images: Tensor) -> Tensor:
-        """Map of patches (B, dim, h, w); in inference in tiles, where the stem would take too much memory."""
+    def _maps(self, images: Tensor, grid: Any) -> Tensor:
+        """Map (B, dim, h, w) of patches on a grid; by other ways where the stem would take too much memory.
+
+        In inference it runs in tiles, in training its stages are recomputed. A compiled one is recomputed as
+        a whole: it keeps less, and a compiler cannot be told how to treat BatchNorm's statistics.
+        """
         stem = self.patch_embed
-        inference = not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
-        if inference and isinstance(stem, ConvStem) and not is_exporting():
+        maps: Tensor
+        if isinstance(stem, ConvStem) and not torch.compiler.is_compiling():
+            if self._recomputes(images, grid):
+                compiled = stem._compiled_call_impl is not None
+                maps = recomputed(stem, images, module=stem) if compiled else stem(images, recompute=True)
+                return maps
             rows = tile_rows(stem, images, self.stem_bytes)
-            if rows * self.patch_size < images.shape[2]:
-                return embed_in_tiles(stem, images, rows)
-        maps: Tensor = stem(images)
+            if rows < self._share(grid)[0] and not (self.training or torch.is_grad_enabled()):
+                return self._in_tiles(images, rows)
+        maps = stem(images)
         return maps
+
+    def _in_tiles(self, images: Tensor, rows: int) -> Tensor:
+        """Map of patches, so many rows of them at a time."""
+        stem = self.patch_embed
+        assert isinstance(stem, ConvStem)
+        return embed_in_tiles(stem, images, rows)
+
+    def _share(self, grid: Any) -> tuple[int, int]:
+        """The part of a grid of patches that a process has: all of it."""
+        height, width = grid
+        return height, width
+
+    def _recomputes(self, x: Tensor, grid: Any) -> bool:
+        """Whether activations of a batch x, with patches on a grid, are recomputed in the backward."""
+        if not torch.is_grad_enabled():
+            return False
+        if self.grad_checkpointing is not None or torch.compiler.is_compiling():
+            return bool(self.grad_checkpointing)
+        kept = kept_by_patch(self.patch_embed, len(self.blocks), self.embed_dim, self.feed_forward)
+        itemsize = (autocast_dtype(x.device) or x.dtype).itemsize
+        return x.shape[0] * math.prod(self._share(grid)) * kept * itemsize > self.kept_bytes
 
     def _sequence(self, maps: Tensor, grid: tuple[int, int]) -> Tensor:
         """Tokens, prefix first, of a map of patches (B, dim, h, w) on a grid."""
@@ -313,7 +355,7 @@ class Transformer(
         return tokens
 
     def _run(self, block: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        recompute = self.grad_checkpointing and torch.is_grad_enabled()
+        recompute = self._recomputes(x, grid)
         out: Tensor = checkpoint(block, x, grid, use_reentrant=False) if recompute else block(x, grid)
         return out
 

@@ -1,11 +1,13 @@
 """What a model over several processes sends and stores: docs/scaling.md is made of these numbers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from cbsa.layers import CBSA, MSSA, TSSA, Attention, ChannelCBSA, ConvStem, LinearAttention, LinearCBSA
+from cbsa.models import memory
 from cbsa.models.transformer import Block, Transformer
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.parallel.shard import split
@@ -18,19 +20,45 @@ class Sent(NamedTuple):
     backward: int
 
 
-def attention_bytes(layer: Attention, batch: int = 1, dtype: torch.dtype = torch.float32) -> Sent:
+def attention_bytes(
+    layer: Attention,
+    batch: int = 1,
+    dtype: torch.dtype = torch.float32,
+    masked: Sequence[int] | None = None,
+) -> Sent:
     """What an attention layer sums over processes for a batch, whatever the number of tokens is.
 
     Args:
         layer: the layer; whether its tokens are spread already makes no difference.
         batch: number of sequences.
         dtype: of the tokens; what is summed is float32 or wider.
+        masked: the grid of the tokens if they have a mask, of which the axes after the first matter: what is
+            exchanged on padding has no gradient, and adds to the forward alone.
     """
+    sent = _sums_bytes(layer, batch, dtype)
+    return sent if masked is None else Sent(sent.forward + _mask_bytes(layer, batch, masked), sent.backward)
+
+
+def _mask_bytes(layer: Attention, batch: int, grid: Sequence[int]) -> int:
+    """What processes tell each other about padding.
+
+    Pooled CBSA: counts of the windows (float32), the number of rows that are not all padding (int64), and of
+    each slice along the other axes whether it is (a byte). Exact MSSA: the number of real tokens (float64).
+    """
+    if isinstance(layer, CBSA) and layer.initial_reps is None:
+        counts = layer.num_representatives * torch.float32.itemsize
+        return batch * (counts + torch.int64.itemsize + sum(grid[1:]))
+    return batch * torch.float64.itemsize if isinstance(layer, MSSA) else 0
+
+
+def _sums_bytes(layer: Attention, batch: int, dtype: torch.dtype) -> Sent:
+    """What is summed with or without a mask."""
     heads, d, number = batch * layer.num_heads, layer.head_dim, accumulation_dtype(dtype).itemsize
     if isinstance(layer, CBSA):
         m, pooled = layer.num_representatives, layer.initial_reps is None
-        forward = m * (d + 2) + m * d * pooled
-        backward = m * d + m * d * (pooled and not layer.stop_gradient)
+        forward = m * (d + 2) * layer.iterations + m * d * pooled
+        backward = m * (d + 1) * layer.iterations if layer.is_extended else m * d
+        backward += m * d * (pooled and not layer.stop_gradient)
         return Sent(heads * forward * number, heads * backward * number)
     if isinstance(layer, TSSA):
         return Sent(*[heads * (2 * d + 1) * number] * 2)
@@ -94,12 +122,30 @@ def tensor_parallel_wire(tokens: int, dim: int, devices: int, dtype: torch.dtype
 
 # --- memory --------------------------------------------------------------------------------------------
 
-# Numbers that a block keeps for its backward, for each token and channel: input and output of the first norm,
-# w, output of the operator, input and output of the second norm, output of ISTA.
-_BLOCK = 7
-# Tensors that a stage of the stem keeps: what BatchNorm, GELU and the next convolution read; the last has
-# neither of the latter two.
-_STAGE = 3
+
+# Numbers that a block with ISTA keeps for each token and channel if it has softmax attention: query, key,
+# value and output in place of w and the operator's output. What is not of these four is outside of the heads.
+_SOFTMAX_BLOCK, _OF_HEADS = memory.BLOCK["ista"] + 2, 4
+
+
+_ALIVE = (
+    7  # tensors of the size of the tokens that are alive at once in a block without a backward, not fused
+)
+
+
+def context_parallel_kept(tokens: int, dim: int, devices: int, dtype: torch.dtype = torch.bfloat16) -> float:
+    """Bytes that each device keeps of a block with CBSA and ISTA for the backward; of the few, nothing."""
+    return memory.BLOCK["ista"] * tokens * dim / devices * dtype.itemsize
+
+
+def ring_attention_kept(tokens: int, dim: int, devices: int, dtype: torch.dtype = torch.bfloat16) -> float:
+    """The same with softmax attention, and the keys and values that pass: two pairs, here and on the way."""
+    return (_SOFTMAX_BLOCK + 4) * tokens * dim / devices * dtype.itemsize
+
+
+def tensor_parallel_kept(tokens: int, dim: int, devices: int, dtype: torch.dtype = torch.bfloat16) -> float:
+    """The same where heads are divided: what is not within heads, every device has of all tokens."""
+    return (_SOFTMAX_BLOCK - _OF_HEADS + _OF_HEADS / devices) * tokens * dim * dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -108,7 +154,7 @@ class Memory:
 
     Attributes:
         training: kept for the backward.
-        recomputing: the same if blocks are recomputed, with one of them under way.
+        recomputing: the same if stem and blocks are recomputed, with one of them under way.
         inference: largest at any time, of what is alive in eager mode.
     """
 
@@ -122,25 +168,33 @@ def activation_memory(
 ) -> Memory:
     """Activations of an image of height × width pixels, its rows of patches divided among the devices.
 
-    For models with a convolutional stem and ISTA. Nothing of size tokens × representatives is kept.
+    For models with a convolutional stem and ISTA. Nothing of size tokens × representatives is kept. In
+    inference the stem runs in tiles if it takes more than the model's ``stem_bytes``.
     """
     stem = model.patch_embed
     if not isinstance(stem, ConvStem) or model.feed_forward != "ista":
         raise ValueError("the memory of models with a convolutional stem and ISTA alone is known")
     rows = split(-(-height // stem.patch_size), devices)[0]  # of patches, on a device that has most
     columns = -(-width // stem.patch_size)
-    pixels = min(rows * stem.patch_size, height) * width
-    channels = [stage[0].out_channels for stage in list(stem.proj)[::2]]  # type: ignore[index]
-    sides = [stem.patch_size >> (i + 1) for i in range(len(channels))]  # of a patch, after each stage
+    image = stem.in_chans * min(rows * stem.patch_size, height) * width
     patches = rows * columns
-    stages = [c * side * side * patches for c, side in zip(channels, sides, strict=True)]
+    stages = [n * patches for n in memory.stage_numbers(stem)]
     tokens = patches * model.embed_dim
-    image = stem.in_chans * pixels
-    kept = image + _STAGE * sum(stages[:-1]) + stages[-1]
-    depth = len(model.blocks)
+    depth, block = len(model.blocks), memory.BLOCK[model.feed_forward]
+    kept = image + memory.STAGE * sum(stages[:-1]) + stages[-1]
+    while_blocks = image + sum(stages[:-1]) + (depth + block) * tokens  # of the stem, inputs of stages
     numbers = (
-        kept + depth * _BLOCK * tokens,
-        kept + (depth + _BLOCK) * tokens,
-        max(image + 2 * stages[0], 4 * tokens),
+        kept + depth * block * tokens,
+        max(while_blocks, image + memory.STAGE * stages[0]),
+        image + max(_stem_in_inference(model, stages[0], rows, columns, dtype), _ALIVE * tokens),
     )
     return Memory(*(n * dtype.itemsize for n in numbers))
+
+
+def _stem_in_inference(model: Transformer, widest: int, rows: int, columns: int, dtype: torch.dtype) -> int:
+    """Numbers of the widest stage, before and after GELU; of a tile and the maps, where there are tiles."""
+    row = 2 * widest // rows  # of patches
+    tile = max(1, model.stem_bytes // (row * dtype.itemsize))
+    if tile >= rows:
+        return row * rows
+    return row * (tile + 1) + rows * columns * model.embed_dim

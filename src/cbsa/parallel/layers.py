@@ -13,6 +13,7 @@ from cbsa.ops.resolvent import resolvent_of_shards
 from cbsa.ops.token_statistics import token_statistics
 from cbsa.parallel.contract_broadcast import contract_broadcast
 from cbsa.parallel.convert import as_class
+from cbsa.parallel.extended import extended_contract_broadcast
 from cbsa.parallel.group import ContextGroup
 from cbsa.parallel.pooling import pool_heads
 from cbsa.parallel.shard import Shard, ShardSums, agree_on_tokens
@@ -50,7 +51,10 @@ class Sharded(Attention):
 
 
 class ShardedCBSA(Sharded, CBSA):
-    """CBSA: m·(d + 2) numbers per head forward and m·d backward, and m·d each way for pooling."""
+    """CBSA: m·(d + 2) numbers per head forward and m·d backward, and m·d each way for pooling.
+
+    With options beyond the paper's, as many forward and m·(d + 1) backward, for each of its iterations.
+    """
 
     @property
     def grid_rank(self) -> int:
@@ -61,17 +65,13 @@ class ShardedCBSA(Sharded, CBSA):
         """Contract and broadcast within each head."""
         (w,) = streams
         reps = self.initial_representatives(w, grid, mask)
-        return contract_broadcast(
-            w,
-            reps.detach() if self.stop_gradient else reps,
-            self.step_rep,
-            self.step_out,
-            group=self.group,
-            num_prefix_tokens=self.num_prefix_tokens,
-            mask=mask,
-            contraction=self.contraction,
-            eps=self.eps,
-        )
+        reps = reps.detach() if self.stop_gradient else reps
+        options: dict[str, Any] = {"group": self.group, "num_prefix_tokens": self.num_prefix_tokens}
+        options |= {"mask": mask, "contraction": self.contraction, "eps": self.eps}
+        if not self.is_extended:
+            return contract_broadcast(w, reps, self.step_rep, self.step_out, **options)
+        options |= {"iterations": self.iterations, "rep_norm": self.rep_norm, "broadcast": self.broadcast}
+        return extended_contract_broadcast(w, reps, self.step_rep, self.step_out, **options)
 
     def initial_representatives(self, w: Tensor, grid: Any = None, mask: Tensor | None = None) -> Tensor:
         """Q_ini within each subspace, (B, H, m, p), the same in every process."""
@@ -81,7 +81,8 @@ class ShardedCBSA(Sharded, CBSA):
             raise ValueError(
                 f"grid={grid.sizes} and representatives={self.representatives} must have the same rank"
             )
-        return pool_heads(w, grid, self.representatives, self.num_prefix_tokens, mask, self.group)
+        reps = pool_heads(w, grid, self.representatives, self.num_prefix_tokens, mask, self.group)
+        return reps if self.rep_pos is None else reps + self.rep_pos.to(reps.dtype)
 
 
 class ShardedTSSA(Sharded, TSSA):
@@ -153,6 +154,11 @@ def shard_attention(layer: Attention, group: ContextGroup, name: str = "the laye
         group: the processes.
         name: what errors call it.
     """
+    if isinstance(layer, Sharded):
+        raise ValueError(
+            f"{name} is a {type(layer).__name__}, whose tokens are spread already: give the layer of one "
+            "process, which shares its parameters"
+        )
     kind: type[Sharded] | None = _SHARDED.get(type(layer))
     if isinstance(layer, MSSA) and layer.contraction == "exact":
         kind = ShardedExactMSSA
@@ -171,10 +177,10 @@ def shard_attention(layer: Attention, group: ContextGroup, name: str = "the laye
             "processes; it is there for the authors' checkpoints at the size they were trained at. Spread "
             "tokens with legacy_pool=False"
         )
-    if layer.local is not None or (isinstance(layer, CBSA) and layer.is_extended):
+    if layer.local is not None:
         raise ValueError(
-            f"{name} has options that tokens cannot be spread with: use iterations=1, rep_norm='none', "
-            "broadcast='transpose' and dwconv=0"
+            f"{name} has dwconv={layer.local.kernel_size}, a convolution that reads tokens of other "
+            "processes; spread tokens with dwconv=0"
         )
     new = as_class(layer, kind)
     new.group = group

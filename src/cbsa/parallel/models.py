@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from cbsa._checks import check_int
 from cbsa.layers import Attention, ConvStem
 from cbsa.models.transformer import Transformer
 from cbsa.ops import resample_tokens
@@ -54,6 +55,11 @@ def context_parallel(
     """
     if not isinstance(model, Transformer):
         raise TypeError(f"model must be a cbsa.models.Transformer, got {type(model).__name__}")
+    if isinstance(model, ContextParallelTransformer):
+        raise ValueError(
+            "model is context-parallel already: give context_parallel the model of one process, which shares "
+            "its parameters"
+        )
     group = ContextGroup.of(mesh, dim)
     new = as_class(model, ContextParallelTransformer)
     for name, child in model.named_children():
@@ -70,7 +76,11 @@ def own_rows(
 
     Rows of patches are divided as evenly as possible.
     """
-    return _own_rows(images, patch_size, ContextGroup.of(mesh, dim))
+    if not isinstance(images, Tensor):
+        raise TypeError(f"images must be a tensor, got {type(images).__name__}")
+    if images.dim() != 4:
+        raise ValueError(f"images must have shape (B, C, height, width), got {tuple(images.shape)}")
+    return _own_rows(images, check_int("patch_size", patch_size), ContextGroup.of(mesh, dim))
 
 
 def _own_rows(images: Tensor, patch_size: int, group: ContextGroup) -> Tensor:
@@ -102,30 +112,66 @@ class ContextParallelTransformer(Transformer):
 
     def _embed(self, images: Tensor) -> tuple[Tensor, Any]:
         """Tokens (B, 1 + h·w, dim) of this process's rows of the images, and their place among all."""
+        shard = self._agree(images)
         if self.whole_images:
             images = _own_rows(images, self.patch_size, self.group)
-        shard = self._agree(images)
-        return self._sequence(self.patch_embed(images), shard), shard  # type: ignore[arg-type]
+        return self._sequence(self._maps(images, shard), shard), shard  # type: ignore[arg-type]
+
+    def _in_tiles(self, images: Tensor, rows: int) -> Tensor:
+        """Map of this process's patches, so many rows of them at a time."""
+        stem = self.patch_embed
+        assert isinstance(stem, ShardedConvStem)
+        return stem.in_tiles(images, rows)
+
+    def _share(self, grid: Any) -> tuple[int, int]:
+        """The part of the grid that a process has on average: what it decides, it decides alike in all."""
+        return -(-grid.total // self.group.size), grid.sizes[1]
 
     def _agree(self, images: Tensor) -> Shard:
         """How the rows of all processes lie; raises in every process if they do not fit together."""
-        batch, channels, height, width = images.shape if images.dim() == 4 else (-1, -1, -1, -1)
-        facts = {"batch size": batch, "number of channels": channels, "width": width, "height": height}
-        facts |= dtypes(images, self.pos_embed)
-        described = describe(facts, self.group, images.device)
+        described = self._describe(images)
+        check_same(described, "whole_images", why="0 stands for False; give all of them the same")
         check_same(described, "batch size", "number of channels", "width")
         check_same_dtypes(described)
-        p, heights = self.patch_size, [process["height"] for process in described]
-        if min(heights) < 1 or any(h % p for h in heights[:-1]):
-            raise ValueError(
-                f"the processes of the context dimension have {heights} rows of pixels: each needs some, and "
-                f"all but the last a multiple of patch_size={p}. Give the mesh at most as many processes as "
-                "the image has rows of patches, and divide it with own_rows"
+        p, width = self.patch_size, described[0]["width"]
+        heights = [process["height"] for process in described]
+        if self.whole_images:
+            check_same(
+                described, "height", why="with whole_images=True each process gives the same, whole images"
             )
-        if sum(heights) < p or width < p:
-            raise ValueError(f"images of {sum(heights)}×{width} px are smaller than a patch of {p} px")
-        rows = [-(-h // p) for h in heights]
+            whole = heights[0]
+            rows = split(-(-whole // p), self.group.size)
+        else:
+            if min(heights) < 1 or any(h % p for h in heights[:-1]):
+                raise ValueError(
+                    f"the processes of the context dimension have {heights} rows of pixels: each needs some, "
+                    f"and all but the last a multiple of patch_size={p}. Give the mesh at most as many "
+                    "processes as the image has rows of patches, and divide it with own_rows"
+                )
+            whole = sum(heights)
+            rows = [-(-h // p) for h in heights]
+        if whole < p or width < p:
+            raise ValueError(f"images of {whole}×{width} px are smaller than a patch of {p} px")
         return shard_of(rows, (rows[self.group.rank], -(-width // p)), self.group)
+
+    def _describe(self, images: object) -> list[dict[str, int]]:
+        """What images each process gives; raises in every process if some are no images at all."""
+        given = images if isinstance(images, Tensor) else self.pos_embed
+        dimensions = given.dim() if given is images else -1
+        shape = given.shape if dimensions == 4 else (-1, -1, -1, -1)
+        facts = {"dimensions": dimensions, "whole_images": int(self.whole_images)}
+        facts |= dict(zip(("batch size", "number of channels", "height", "width"), shape, strict=True))
+        facts |= dtypes(given, self.pos_embed)
+        described = describe(facts, self.group, self.pos_embed.device)
+        for rank, process in enumerate(described):
+            if process["dimensions"] != 4:
+                none = process["dimensions"] < 0
+                what = "what is no tensor" if none else f"a tensor of {process['dimensions']} dimensions"
+                raise (TypeError if none else ValueError)(
+                    f"process {rank} of {self.group.size} gives {what} as images: they must have shape "
+                    f"(B, {self.patch_embed.in_chans}, rows, width)"
+                )
+        return described
 
     def _positions(self, grid: Any) -> Tensor:
         """Position embedding (1, 1 + h·w, dim) of this process's tokens; others are not computed."""

@@ -31,8 +31,8 @@ def pool_heads(
             axes = _axes_with_padding(real.reshape(-1, *shard.sizes), group)
             sums = window_sums(x.masked_fill(~real.unsqueeze(-1), 0), axes, size)
             counts = window_sums(real.to(torch.float32).unsqueeze(-1), axes, size)
-            both = sum_over_processes(torch.cat([sums, counts.to(sums.dtype)], -1), group)
-            pooled = both[..., :-1] / both[..., -1:].clamp_min(1)
+            counts = reduce(counts, "sum", group.name)  # apart from the sums: they have no gradient to send
+            pooled = sum_over_processes(sums, group) / counts.clamp_min(1)
     pooled = pooled.to(x.dtype)  # (B, m, H d)
     return pooled.view(*pooled.shape[:2], w.shape[1], w.shape[3]).transpose(1, 2)
 

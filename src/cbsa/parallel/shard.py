@@ -13,6 +13,7 @@ from cbsa.parallel.collectives import gather, sum_over_processes
 from cbsa.parallel.group import ContextGroup
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_AXES = 8  # that a grid may have: processes exchange as many numbers whatever their grids are
 
 
 class Shard(NamedTuple):
@@ -75,9 +76,14 @@ def agree_on_tokens(
     x: Tensor, sizes: Sequence[int], num_prefix_tokens: int, mask: Tensor | None, group: ContextGroup
 ) -> Shard:
     """The shard of tokens x (B, N, dim) on a grid; raises in every process if they do not fit together."""
+    if len(sizes) > _AXES:
+        raise ValueError(
+            f"grid={tuple(sizes)} has {len(sizes)} axes: tokens can be spread on at most {_AXES}"
+        )
+    padded = [*sizes, *[0] * (_AXES - len(sizes))]
     facts = {
         "rank of grid": len(sizes),
-        **{f"grid[{axis}]": size for axis, size in enumerate(sizes)},
+        **{f"grid[{axis}]": size for axis, size in enumerate(padded)},
         "tokens": x.shape[1] - num_prefix_tokens,
         "batch size": x.shape[0],
         "mask": int(mask is not None),

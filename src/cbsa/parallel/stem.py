@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cbsa._checks import check_images
 from cbsa.layers import ConvStem
+from cbsa.layers.tiles import embed_in_tiles
 from cbsa.parallel.collectives import shift
+from cbsa.parallel.convert import as_class
 from cbsa.parallel.group import ContextGroup
 
 
@@ -21,16 +22,7 @@ class ShardedConvStem(ConvStem):
 
     group: ContextGroup
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Embed rows of images (B, in_chans, rows, width) as rows of patches (B, dim, h, w)."""
-        check_images(images, self.in_chans)
-        x = images
-        for index in range(0, len(self.proj), 2):
-            x = self._stage(x, index)
-            x = x if index == len(self.proj) - 1 else self.proj[index + 1](x)
-        return x
-
-    def _stage(self, x: Tensor, index: int) -> Tensor:
+    def _convolve(self, x: Tensor, index: int) -> Tensor:
         """Convolution and BatchNorm of x (B, C, rows, width)."""
         conv: Any = self.proj[index][0]  # type: ignore[index]
         norm: Any = self.proj[index][1]  # type: ignore[index]
@@ -40,3 +32,18 @@ class ShardedConvStem(ConvStem):
             return F.conv2d(x, *self._folded(index), stride=2)
         out: Tensor = norm(F.conv2d(x, conv.weight, stride=2))
         return out
+
+    def _runs_on_kernels(self, x: Tensor, index: int) -> bool:
+        """Kernels of our own know no rows of other processes."""
+        return False
+
+    def in_tiles(self, images: Tensor, rows: int) -> Tensor:
+        """The map of this process's rows, so many rows of patches at a time.
+
+        The patches above them come from the process above, at once and as pixels: tiles then need no other.
+        """
+        p = self.patch_size
+        lowest = images[:, :, -p:]  # the last process has none below, and may have fewer
+        above = shift(F.pad(lowest, (0, 0, 0, p - lowest.shape[2])), self.group)
+        alone = as_class(self, ConvStem)
+        return embed_in_tiles(alone, images, rows, above if self.group.rank > 0 else None)

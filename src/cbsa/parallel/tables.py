@@ -33,6 +33,20 @@ def layer_table(devices: int = 8) -> str:
     return "\n".join(lines)
 
 
+def layer_memory_table(devices: int = 8) -> str:
+    """Bytes that each device keeps of one layer for the backward, for one image."""
+    dim = cbt_small().embed_dim
+    lines = [
+        "| tokens | context parallelism of CBSA, kept | ring attention | tensor parallelism |",
+        "|---|---|---|---|",
+    ]
+    ways = (costs.context_parallel_kept, costs.ring_attention_kept, costs.tensor_parallel_kept)
+    for tokens in _LAYER_TOKENS:
+        cells = " | ".join(_bytes(way(tokens, dim, devices)) for way in ways)
+        lines.append(f"| {tokens:,} | {cells} |")
+    return "\n".join(lines)
+
+
 def image_table() -> str:
     """What a device stores and sends for one large image."""
     model = cbt_small()

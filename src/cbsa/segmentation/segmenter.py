@@ -84,7 +84,7 @@ class Segmenter(nn.Module):
         return {f"{part}.{name}" for part, model in parts.items() for name in model.no_weight_decay()}  # type: ignore[operator]
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute activations of the encoder's blocks in the backward pass instead of storing them."""
+        """Recompute activations of the encoder in the backward pass instead of storing them."""
         self.encoder.set_grad_checkpointing(enable)  # type: ignore[operator]
 
     def forward(self, images: Tensor) -> Tensor:

@@ -22,13 +22,14 @@ class ModelConfig:
         kwargs: further arguments of :func:`timm.create_model`, e.g. ``model.kwargs.embed_dim=64``.
         weights: weights to start from: a run's folder, a folder written by ``save_model``, a ``.safetensors``
             file, or a checkpoint of a run or of the authors. The classifier is kept if its classes agree.
-        checkpointing: recompute activations in the backward pass instead of storing them.
+        checkpointing: recompute activations in the backward pass instead of storing them. None leaves it to
+            the model: ours do so above a size (:meth:`cbsa.models.Transformer.set_grad_checkpointing`).
     """
 
     name: str = "cbt_tiny_patch16_224"
     kwargs: dict[str, Any] = field(default_factory=dict)
     weights: str | None = None
-    checkpointing: bool = False
+    checkpointing: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,8 @@ def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
     if weights is not None:
         load_weights_into(model, weights, num_classes)
         _adapt_as_stored(model, weights)
-    if config.model.checkpointing:
-        model.set_grad_checkpointing(True)  # type: ignore[operator]
+    if config.model.checkpointing is not None:
+        model.set_grad_checkpointing(config.model.checkpointing)  # type: ignore[operator]
     return model
 
 

@@ -89,7 +89,7 @@ class GradientStep:
             "the device is no GPU": self.device.type != "cuda",
             "there are several processes": isinstance(self.model, (DistributedDataParallel, FSDPModule)),
             "accumulate is above 1": self.config.accumulate > 1,
-            "model.checkpointing is on": self.config.model.checkpointing,
+            "model.checkpointing is on": bool(self.config.model.checkpointing),
         }
         present = [what for what, holds in obstacles.items() if holds]
         if wanted == "on" and present:

@@ -76,7 +76,7 @@ def average(
     target = (i * columns + j).to(tl.int64)
     out += split.to(tl.int64) * size
     written = (j < columns)[:, None] & (channels < C)[None, :]
-    lies_at = channels // HEAD * x_h + channels % HEAD
+    lies_at = (channels // HEAD).to(tl.int64) * x_h + channels % HEAD
 
     for b in range(first_image, tl.minimum(first_image + images, B)):
         image = x + tl.cast(b, tl.int64) * x_b

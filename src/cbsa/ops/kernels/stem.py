@@ -20,13 +20,17 @@ def load_windows(
 ):  # fmt: skip
     """Windows (BP, BK) of the pixels of a block, of ``blocks`` in an image.
 
-    A window is (row, column, channel), then 1, then 0; of pixels beyond the last it is 0.
+    A window is (row, column, channel), then 1, then 0; of pixels beyond the last it is 0. WIDE is for images
+    whose numbers 32 bits cannot count, among which are those whose output pixels they cannot.
     """
-    p = block % blocks * BP + tl.arange(0, BP)
+    block_of_image, pixels_in_row = block % blocks, out_width
+    if WIDE:
+        block_of_image, pixels_in_row = tl.cast(block_of_image, tl.int64), tl.cast(out_width, tl.int64)
+    p = block_of_image * BP + tl.arange(0, BP)
     k = tl.arange(0, BK)
     y = 2 * (p // out_width)[:, None] - 1 + (k // (3 * CIN))[None, :]
     z = 2 * (p % out_width)[:, None] - 1 + (k // CIN % 3)[None, :]
-    valid = (p < out_height * out_width)[:, None]
+    valid = (p < out_height * pixels_in_row)[:, None]
     inside = valid & (k < 9 * CIN)[None, :] & (y >= 0) & (y < height) & (z >= 0) & (z < width)
     c = (k % CIN)[None, :]
     if WIDE:
@@ -54,10 +58,11 @@ def load_channels(x, first, COUT: tl.constexpr, BC: tl.constexpr):
 @triton.jit
 def place_pixels(block, blocks, count, first, COUT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
     """Where BC channels of a block of pixels lie in maps of ``count`` pixels, channels last; which exist."""
-    p = block % blocks * BP + tl.arange(0, BP)
-    o = first + tl.arange(0, BC)
-    start = tl.cast(block // blocks, tl.int64) * count * COUT
-    return start + p[:, None] * COUT + o[None, :], (p < count)[:, None] & (o < COUT)[None, :]
+    pixel = tl.cast(block % blocks, tl.int64) * BP  # the maps may have more numbers than 32 bits can count
+    p, o = tl.arange(0, BP), first + tl.arange(0, BC)
+    start = (tl.cast(block // blocks, tl.int64) * count + pixel) * COUT
+    inside = (pixel + p < count)[:, None] & (o < COUT)[None, :]
+    return start + (p[:, None] * COUT + o[None, :]), inside
 
 
 @triton.jit

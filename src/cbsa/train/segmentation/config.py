@@ -25,7 +25,8 @@ class SegmenterConfig:
         decoder_kwargs: arguments of the decoder, e.g. ``model.decoder_kwargs.tied=true`` for CBSA†.
         weights: weights of a whole segmenter to start from, or to evaluate: a folder of a run or of a saved
             segmenter, or a checkpoint of a run. The settings above must be those it was made with.
-        checkpointing: recompute activations of the encoder in the backward pass instead of storing them.
+        checkpointing: recompute activations of the encoder in the backward pass instead of storing them. None
+            leaves it to the encoder.
     """
 
     encoder: str = "cbt_tiny_patch16_224"
@@ -34,7 +35,7 @@ class SegmenterConfig:
     decoder: str = "cbt"
     decoder_kwargs: dict[str, Any] = field(default_factory=dict)
     weights: str | None = None
-    checkpointing: bool = False
+    checkpointing: bool | None = None
 
     def __post_init__(self) -> None:
         check_choice("model.decoder", self.decoder, DECODERS)

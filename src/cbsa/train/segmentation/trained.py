@@ -78,8 +78,8 @@ def build_segmenter(config: SegmentConfig, num_classes: int) -> Segmenter:
         config.data.short_side,
         config.windows,
     )
-    if given.checkpointing:
-        model.set_grad_checkpointing(True)
+    if given.checkpointing is not None:
+        model.set_grad_checkpointing(given.checkpointing)
     return model
 
 
