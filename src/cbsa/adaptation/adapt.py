@@ -33,7 +33,7 @@ def adapt(
 
     Args:
         vit: a ``VisionTransformer`` of timm (ViT, DeiT, DINOv2, CLIP and SigLIP towers, …), or a vision model
-            of transformers (ViT, DeiT, DINOv2, SigLIP's tower), whose layers change together.
+            of transformers (ViT, DeiT, DINOv2, SigLIP or its tower), whose layers change together.
         style: ``"cbsa"`` (CBSA*: with contraction), ``"agent"`` (CBSA∨: without, Agent attention),
             ``"linear"``, or ``"softmax"`` to go back to the original.
         layers: which layers, by number, negative ones from the end; all by default. Call again for others.
@@ -41,7 +41,7 @@ def adapt(
             ``"agent"``); ``None`` takes all queries, prefix tokens included, which is quadratic again.
         kernel: kernel of the linear style, ``"relu"`` or ``"elu"`` (ELU + 1).
         broadcast_scale: scale of the agent style's second softmax, by default that of the first.
-        impl: ``"auto"``, ``"reference"`` or ``"sdpa"``; see :mod:`cbsa.ops`.
+        impl: ``"auto"``, ``"reference"``, ``"sdpa"`` or ``"triton"``; see :mod:`cbsa.ops`.
         copy: leave ``vit`` as it is and change a copy.
 
     Returns:
