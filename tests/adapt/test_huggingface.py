@@ -190,7 +190,7 @@ def test_adapt_sees_the_grid_of_every_input(name):
 
 
 def test_weights_that_are_never_formed_cannot_be_shown():
-    with pytest.raises(ValueError, match="output_attentions=True: .*'cbsa_star' never forms the weights"):
+    with pytest.raises(ValueError, match=r"output_attentions=True: .*'cbsa_star' never forms the weights"):
         cbsa.adapt(make(), "cbsa", representatives=(2, 3))(pixels(), output_attentions=True)
 
 
