@@ -344,6 +344,21 @@ def test_runs_that_cannot_be(vit, tmp_path, settings, error, message):
         train(adapt_config(vit, *settings), tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet18", "cannot adapt a ResNet; supported are"),
+        ("vit_small_patch16_18x2_224", "layer 0: a ParallelThingsBlock has no attention"),
+        ("vit_dlittle_patch16_reg1_gap_256.sbb_nadamuon_in1k", "attention of type DiffAttention"),
+    ],
+)
+def test_models_that_cannot_be_adapted_are_refused_without_their_weights(name, message, tmp_path):
+    """Nothing is downloaded: with the Hub out of reach it would be another error."""
+    config = configure(adapt_recipe("digits_adapt"), name)
+    with pytest.raises(TypeError, match=message):
+        train(config, tmp_path / "run")
+
+
 def test_a_new_classifier_has_nothing_to_teach(vit, tmp_path):
     """A data set of other classes: features may be learnt from, logits not, and the report says so."""
     from PIL import Image

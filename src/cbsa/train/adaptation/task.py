@@ -14,6 +14,7 @@ from cbsa.adaptation.style import Style
 from cbsa.models.compiling import compile_blocks
 from cbsa.train.adaptation.config import AdaptConfig
 from cbsa.train.adaptation.distillation import DistillObjective, RecordedBlocks, record_blocks
+from cbsa.train.adaptation.original import check_original
 from cbsa.train.adaptation.progressive import replaced_by, replacements
 from cbsa.train.adaptation.report import Accuracy, Baseline, read_baseline, write_report
 from cbsa.train.classification import Classification
@@ -41,6 +42,8 @@ class Adaptation(Classification):
                 "there is no trained model to adapt: give model.weights=FILE_OR_FOLDER or "
                 "model.kwargs.pretrained=true"
             )
+        if config.model.weights is None:
+            check_original(config)
         super().__init__(config)
         self._teacher: nn.Module | None = None
         self._recorded = RecordedBlocks(), RecordedBlocks()  # of the original and of the model
