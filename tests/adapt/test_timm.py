@@ -178,6 +178,35 @@ def test_a_class_of_ones_own_and_its_link_to_the_model():
     assert oblong(images(oblong)).isfinite().all()
 
 
+@pytest.mark.parametrize("kind", ["deit distilled", "dinov2 registers", "siglip"])
+def test_other_prefix_tokens_of_a_class_are_told_or_found(kind):
+    built = make(kind, attn_layer=CBSAStarAttention)
+    tokens = 16 + built.num_prefix_tokens
+    message = (
+        f"{tokens} tokens less num_prefix_tokens=1: .*adapt\\(model, layers=.*subclass of CBSAStarAttention"
+    )
+    with pytest.raises(ValueError, match=message):
+        built(images(built))
+    assert cbsa.adapt(built, layers=[])(images(built)).isfinite().all()
+    linear = make(kind, attn_layer=LinearKernelAttention)
+    assert linear(images(linear)).isfinite().all()  # it pools nothing
+
+
+@pytest.mark.parametrize("style", FORMULAS)
+@pytest.mark.parametrize("kind", ["vit", "eva02", "eva02 clip"])
+def test_a_batch_of_no_images(kind, style):
+    model = cbsa.adapt(make(kind), style, representatives=(2, 2))
+    assert model(images(model, batch=0)).shape == (0, 5)
+
+
+def test_padded_images_are_pooled_on_the_grid_of_the_padded_ones():
+    model = cbsa.adapt(make("padded"), "cbsa", representatives=(2, 3))
+    pixels = images(model, size=(42, 90))
+    padded = F.pad(pixels, (0, 6, 0, 6))  # to 48×96, at the right and below
+    assert torch.equal(model(pixels), model(padded))
+    assert model.blocks[0].attn.layout.grid == (3, 6)
+
+
 def test_refusals_name_the_model():
     for name, message in {
         "beit_base_patch16_224": "cannot adapt a Beit",

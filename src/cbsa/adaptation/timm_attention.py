@@ -1,5 +1,7 @@
 """timm's attention with another mixer: the same projections under the same names, in linear time."""
 
+import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 from timm.models.vision_transformer import Attention  # type: ignore[attr-defined]
@@ -45,11 +47,7 @@ class AdaptedAttention(nn.Module):
 
     def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Mix tokens x (B, N, dim), given their q, k, v (B, H, N, d), normalised and rotated."""
-        grid, prefix = (
-            (None, self.num_prefix_tokens)
-            if self.layout is None
-            else (self.layout.grid, self.layout.num_prefix_tokens)
-        )
+        grid, prefix = self._layout(x.shape[1])
         timm: Any = self
         mixed = self.style.attend(q, k, v, timm.scale, grid, prefix)
         mixed = timm.norm(mixed.transpose(1, 2).flatten(2))  # (B, N, H d)
@@ -57,6 +55,20 @@ class AdaptedAttention(nn.Module):
         mixed = mixed if gate is None else mixed * gate(x).sigmoid()
         out: Tensor = timm.proj_drop(timm.proj(mixed))
         return out
+
+    def _layout(self, tokens: int) -> tuple[Sequence[int] | None, int]:
+        """Grid of the patches and number of tokens before them; without a layout, they must form a square."""
+        if self.layout is not None:
+            return self.layout.grid, self.layout.num_prefix_tokens
+        prefix = self.num_prefix_tokens
+        patches = tokens - prefix
+        if self.style.pools and (patches < 1 or math.isqrt(patches) ** 2 != patches):
+            raise ValueError(
+                f"{tokens} tokens less num_prefix_tokens={prefix}: {patches} patch tokens do not form a "
+                "square, and timm does not tell an attention how its tokens lie. Call cbsa.adapt(model, "
+                f"layers=[]) once, or set num_prefix_tokens in a subclass of {type(self).__name__}"
+            )
+        return None, prefix
 
     def refuse_masks(self, attn_mask: Tensor | None, is_causal: bool) -> None:
         """Refuse what needs weights between all tokens."""
