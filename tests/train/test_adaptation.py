@@ -175,6 +175,9 @@ def test_accuracies_before_right_after_and_at_the_end(vit, whole):
     swapped = cbsa.adapt(load_adapted(vit / "model"), "cbsa", representatives=(2, 2))
     config = config_of_run(vit)
     assert report["swapped_gflops"] == 2e-9 * adapted_macs(swapped, 16, 1) < report["gflops"]
+    n, m, d = 17, 8, 16  # all three layers, m = d/H
+    saved = 2e-9 * 3 * (2 * n * n * d - 3 * n * m * d - 2 * m * m * d)
+    assert report["paper_saved_gflops"] == pytest.approx(saved)
     assert evaluated(swapped, config) == pytest.approx(report["swapped"]["loss"])
     text = (whole.folder / "adaptation.md").read_text()
     for stage in ("original", "right after the swap", "after fine-tuning"):
