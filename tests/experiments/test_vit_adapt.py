@@ -55,20 +55,24 @@ def test_the_share_of_the_papers_saving():
     """Of a ViT-T for 64 px with patches of 4, whose pooling is free: CBSA* in all layers is the paper's own;
     half of the layers save half; Agent has a fourth product of N by m, and no contraction."""
 
-    def share(style, layers=None):
+    def share(style, px=64, patch=4, **options):
         with torch.device("meta"):
-            vit = timm.create_model("vit_tiny_patch16_224", img_size=64, patch_size=4)
-        before = adapted_macs(vit, 64)
-        cbsa.adapt(vit, style, layers=layers)
-        report = {"gflops": before, "swapped_gflops": adapted_macs(vit, 64)}
-        return vit_adapt.saving_share(report | {"paper_saved_gflops": paper_saving(vit, 64)})
+            vit = timm.create_model("vit_tiny_patch16_224", img_size=px, patch_size=patch)
+        before = adapted_macs(vit, px)
+        cbsa.adapt(vit, style, **options)
+        report = {"gflops": before, "swapped_gflops": adapted_macs(vit, px)}
+        return vit_adapt.saving_share(report | {"paper_saved_gflops": paper_saving(vit, px)})
 
     n, m = 257, 64
     whole = 2 * n * n - 3 * n * m - 2 * m * m
     assert share("cbsa") == pytest.approx(1)
-    assert share("cbsa", range(6, 12)) == pytest.approx(0.5)
+    assert share("cbsa", layers=range(6, 12)) == pytest.approx(0.5)
     assert share("agent") == pytest.approx((2 * n * n - 4 * n * m) / whole)
     assert share("softmax") == 0
+    seven = {"representatives": (7, 8)}  # what docs/adapt.md says
+    assert f"{share('agent'):.1%} {share('agent', **seven):.1%}" == "88.9% 96.0%"
+    found = [share("cbsa", 224, 16), share("agent", 224, 16), share("agent", 224, 16, **seven)]
+    assert [f"{x:.1%}" for x in found] == ["92.2%", "78.2%", "98.5%"]
 
 
 def test_reports_without_a_saving_of_the_papers_have_no_share():

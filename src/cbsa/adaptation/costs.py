@@ -36,7 +36,7 @@ def paper_saving(vit: Any, img_size: int) -> int:
         img_size: side of the square image.
     """
     attention = vit.blocks[0].attn
-    m = attention.head_dim
-    d, n = attention.num_heads * m, math.prod(vit.patch_embed.dynamic_feat_size((img_size, img_size)))
-    n += vit.num_prefix_tokens
+    grid = vit.patch_embed.dynamic_feat_size((img_size, img_size))
+    n = int(math.prod(grid) + vit.num_prefix_tokens)
+    m, d = int(attention.head_dim), int(attention.num_heads * attention.head_dim)
     return len(vit.blocks) * (2 * n * n * d - 3 * n * m * d - 2 * m * m * d)

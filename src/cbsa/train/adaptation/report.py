@@ -54,8 +54,9 @@ def read_baseline(folder: Path) -> Baseline | None:
     try:
         content = json.loads((folder / FILE).read_text())
         original, swapped = (Accuracy(**content[stage]) for stage in ("original", "swapped"))
-        gflops = [float(content[name]) for name in ("gflops", "swapped_gflops", "paper_saved_gflops")]
-        return Baseline(original, swapped, *gflops, new_classifier=bool(content["new_classifier"]))
+        before, after = float(content["gflops"]), float(content["swapped_gflops"])
+        saved, new = float(content["paper_saved_gflops"]), bool(content["new_classifier"])
+        return Baseline(original, swapped, before, after, saved, new)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
