@@ -38,5 +38,6 @@ def paper_saving(vit: Any, img_size: int) -> int:
     attention = vit.blocks[0].attn
     grid = vit.patch_embed.dynamic_feat_size((img_size, img_size))
     n = int(math.prod(grid) + vit.num_prefix_tokens)
-    m, d = int(attention.head_dim), int(attention.num_heads * attention.head_dim)
+    d = int(attention.proj.in_features)
+    m = d // int(attention.num_heads)
     return len(vit.blocks) * (2 * n * n * d - 3 * n * m * d - 2 * m * m * d)

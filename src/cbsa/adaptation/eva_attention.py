@@ -24,9 +24,9 @@ class _Rotary(AdaptedAttention):
         """Mix tokens x (B, N, dim), prefix tokens and patches; rope is (N, 2d), or (H, N, 2d) by heads."""
         self.refuse_masks(attn_mask, is_causal)
         timm: Any = self
+        d = timm.proj.in_features // timm.num_heads  # not all releases of timm keep it as head_dim
         q, k, v = (
-            part.view(*part.shape[:2], part.shape[2] // timm.head_dim, timm.head_dim).transpose(1, 2)
-            for part in self._project(x)
+            part.view(*part.shape[:2], part.shape[2] // d, d).transpose(1, 2) for part in self._project(x)
         )  # (B, H, N, d); keys and values may have fewer heads
         q, k = (self._rotate(part, rope).to(v.dtype) for part in (timm.q_norm(q), timm.k_norm(k)))
         groups = q.shape[1] // k.shape[1]
