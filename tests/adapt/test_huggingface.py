@@ -134,7 +134,7 @@ def test_adapt_takes_models_of_transformers(style, tmp_path):
     assert cbsa.adapt(adapted, "softmax") is adapted
     assert torch.equal(adapted(images).last_hidden_state, original)
     cbsa.adapt(model, "linear", kernel="elu").save_pretrained(tmp_path)
-    again = transformers.ViTModel.from_pretrained(tmp_path, attn_implementation="cbsa_linear").double().eval()
+    again = transformers.ViTModel.from_pretrained(tmp_path).double().eval()
     assert huggingface.style_of(again.config, "cbsa_linear") == Style("linear", (8, 8), "elu")
     assert_close(again(images).last_hidden_state, model(images).last_hidden_state, 1e-10)
 
@@ -146,18 +146,78 @@ def test_what_adapt_does_not_do_with_models_of_transformers():
         cbsa.adapt(make(), "cbsa", layers=[1])
     with pytest.raises(ValueError, match=r"impl='reference': .* takes no impl"):
         cbsa.adapt(make(), "cbsa", impl="reference")
-    config = transformers.SiglipConfig(
-        vision_config=SMALL, text_config={**SMALL, "vocab_size": 9, "projection_size": 32}
-    )
-    with pytest.raises(ValueError, match=r"type 'siglip' cannot be adapted.*vision_config"):
-        cbsa.adapt(transformers.SiglipModel(config))
+    text = transformers.SiglipTextConfig(**{**SMALL, "vocab_size": 9, "projection_size": 32})
+    with pytest.raises(ValueError, match="type 'siglip_text_model' cannot be adapted"):
+        cbsa.adapt(transformers.SiglipTextModel(text))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "vit"])
+def test_a_saved_model_knows_its_attention(name, tmp_path):
+    """Also after it was loaded, run and saved once more; going back to softmax is saved too."""
+    model, images = cbsa.adapt(make(name), "agent", representatives=(2, 2)), pixels()
+    expected = model(images).last_hidden_state
+    for generation in ("first", "second"):
+        model.save_pretrained(tmp_path / generation)
+        model = type(model).from_pretrained(tmp_path / generation).double().eval()
+        assert model.config._attn_implementation == "cbsa_agent"
+        assert_close(model(images).last_hidden_state, expected, 1e-6)
+    cbsa.adapt(model, "softmax").save_pretrained(tmp_path / "softmax")
+    back = type(model).from_pretrained(tmp_path / "softmax")
+    assert back.config._attn_implementation == "sdpa"
+    by_name = type(model).from_pretrained(tmp_path / "first", attn_implementation="sdpa")
+    assert by_name.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov2", "siglip"])
+def test_adapt_sees_the_grid_of_every_input(name):
+    """As many tokens in another layout: by name only ``config.cbsa_grid`` tells them apart."""
+    model = cbsa.adapt(make(name), "cbsa", representatives=(2, 3))
+    other = cbsa.adapt(model, "cbsa", representatives=(2, 3), copy=True)
+    for size, grid in (((24, 96), (3, 12)), ((96, 24), (12, 3)), ((48, 48), (6, 6))):
+        images, options = pixels(size), {} if name == "dinov2" else {"interpolate_pos_encoding": True}
+        seen = []
+        attention = attentions(model)[0]
+        handle = attention.register_forward_hook(
+            lambda module, args, kwargs, out, seen=seen: seen.append((*args[:1], *kwargs.values(), out[0])),
+            with_kwargs=True,
+        )
+        out = model(images, **options).last_hidden_state
+        handle.remove()
+        ((x, *_, y),) = seen
+        assert_close(y, expected_output(attention, x, MODELS[name][-1], grid, "cbsa_star"), 1e-10)
+        assert torch.equal(other(images, **options).last_hidden_state, out)
+    assert attentions(other)[0].cbsa_layout is not attentions(model)[0].cbsa_layout
+
+
+def test_weights_that_are_never_formed_cannot_be_shown():
+    with pytest.raises(ValueError, match=r"output_attentions=True: .*'cbsa_star' never forms the weights"):
+        cbsa.adapt(make(), "cbsa", representatives=(2, 3))(pixels(), output_attentions=True)
+
+
+@pytest.mark.parametrize("function", ["checkpointing", "compiled"])
+def test_checkpointing_and_compilation(function):
+    model, images = cbsa.adapt(make(), "cbsa", representatives=(2, 3)), pixels()
+    expected = model(images).last_hidden_state
+    expected.square().sum().backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    if function == "checkpointing":
+        model.train().activation_checkpointing_enable()
+        out = model(images).last_hidden_state
+    else:
+        out = torch.compile(model, fullgraph=True, backend="aot_eager")(images).last_hidden_state
+    out.square().sum().backward()
+    assert_close(out, expected, 1e-10)
+    for name, parameter in model.named_parameters():
+        if name in grads:
+            assert_close(parameter.grad, grads[name], 1e-9, name)
 
 
 def test_trained_by_transformers_itself(tmp_path):
     """``ViTImageProcessor`` and ``Trainer`` on images of one brightness a class, offline; the loss falls."""
     pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
     config = transformers.ViTConfig(**SMALL, num_labels=2)
-    model = cbsa.adapt(transformers.ViTForImageClassification(config), "agent", representatives=(2, 2))
+    model = cbsa.adapt(transformers.ViTForImageClassification(config), "cbsa", representatives=(2, 2))
     processor = transformers.ViTImageProcessor(size={"height": 48, "width": 48})
     draw = np.random.default_rng(0)
     pictures = [
@@ -182,9 +242,7 @@ def test_trained_by_transformers_itself(tmp_path):
     found = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert found[-1] < 0.5 * found[0]
     trainer.save_model(tmp_path / "saved")
-    loaded = transformers.ViTForImageClassification.from_pretrained(
-        tmp_path / "saved", attn_implementation="cbsa_agent"
-    )
+    loaded = transformers.ViTForImageClassification.from_pretrained(tmp_path / "saved")
     with torch.no_grad():
         assert loaded(pixel_values=values).logits.argmax(-1).tolist() == [0, 1] * 8
 
@@ -214,6 +272,10 @@ def test_one_tower_of_two():
     adapted = model(**inputs)
     assert torch.equal(adapted.text_embeds, original.text_embeds)
     assert not torch.equal(adapted.image_embeds, original.image_embeds)
+    model.set_attn_implementation({"vision_config": "sdpa"})
+    by_adapt = cbsa.adapt(model, "cbsa", copy=True)(**inputs)
+    assert torch.equal(by_adapt.image_embeds, adapted.image_embeds)
+    assert torch.equal(model(**inputs).image_embeds, original.image_embeds)
 
 
 def test_the_documented_snippet_runs(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import cbsa
 from cbsa.adaptation import AdaptedAttention, AgentAttention, CBSAStarAttention, LinearKernelAttention
 from cbsa.adaptation.style import Style
 from tests.adapt import formulas
-from tests.adapt.vits import KINDS, images, make
+from tests.adapt.vits import KINDS, ROTARY, images, make
 from tests.compare import assert_close, relative_error
 
 FORMULAS = {
@@ -22,18 +22,22 @@ FORMULAS = {
 }
 
 
-def expected_attention(attention, x, grid, prefix, style):
-    """The attention of tokens x by the formulas, with PyTorch's own pooling of the patches' queries."""
-    b, n, _ = x.shape
-    q, k, v = (
-        p.reshape(b, n, attention.num_heads, -1).transpose(1, 2) for p in attention.qkv(x).chunk(3, -1)
-    )
-    q, k = attention.q_norm(q), attention.k_norm(k)
-    d = q.shape[-1]
-    raster = q[:, :, prefix:].transpose(2, 3).reshape(-1, d, *grid)
-    reps = F.adaptive_avg_pool2d(raster, (3, 2)).flatten(2).mT.reshape(b, -1, 6, d)
-    out = FORMULAS[style](q, k, v, reps).transpose(1, 2).reshape(b, n, -1)
-    return attention.proj(attention.norm(out))
+def expected_attention(attention, x, options, grid, prefix, style):
+    """timm's own attention with the formula in the place of its softmax: projections, norms, rotations and
+    gates are timm's, the pooling of the patches' queries is PyTorch's."""
+
+    def mix(q, k, v, **_):
+        b, h, _, d = q.shape
+        raster = q[:, :, prefix:].transpose(2, 3).reshape(-1, d, *grid)
+        reps = F.adaptive_avg_pool2d(raster, (3, 2)).flatten(2).mT.reshape(b, h, 6, d)
+        return FORMULAS[style](q, k, v, reps)
+
+    original = attention.give_back()
+    assert type(original).__module__.startswith("timm.")
+    assert original.fused_attn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", mix)
+        return original(x, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,12 +47,15 @@ def test_every_layer_computes_the_style(kind, style):
     seen = []
     for block in model.blocks:
         assert isinstance(block.attn, AdaptedAttention)
-        block.attn.register_forward_hook(lambda module, x, y: seen.append((module, x[0], y)))
+        block.attn.register_forward_hook(
+            lambda module, x, options, y: seen.append((module, x[0], options, y)), with_kwargs=True
+        )
     model(images(model))
     assert len(seen) == 3
-    for attention, x, y in seen:
+    for attention, x, options, y in list(seen):  # the original has the hooks too
+        assert (kind in ROTARY) == (options.get("rope") is not None)
         grid, prefix = model.patch_embed.grid_size, model.num_prefix_tokens
-        assert_close(y, expected_attention(attention, x, grid, prefix, style), 1e-10)
+        assert_close(y, expected_attention(attention, x, options, grid, prefix, style), 1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,21 +106,24 @@ def test_layers_are_chosen_one_by_one():
     assert torch.equal(model(pixels), expected(pixels))
 
 
-def test_grid_follows_set_input_size_and_dynamic_sizes():
-    static, dynamic = make(), make(dynamic_img_size=True)
+@pytest.mark.parametrize("kind", ["vit", "eva02 clip", "rope mixed"])
+def test_grid_follows_set_input_size_and_dynamic_sizes(kind):
+    static, dynamic = make(kind), make(kind, dynamic_img_size=True)
     dynamic.load_state_dict(static.state_dict())
     for model in (static, dynamic):
         cbsa.adapt(model, "cbsa", representatives=(2, 3))
     pixels = images(static, size=(48, 112))
     flexible = dynamic(pixels)
     static.set_input_size((48, 112))
-    assert_close(static(pixels), flexible, 1e-10)
+    assert_close(static(pixels), flexible, 1e-6)  # timm keeps the angles of one size in float32
     assert static.blocks[0].attn.layout.grid == (3, 7)
 
 
-@pytest.mark.parametrize("style", ["cbsa", "agent", "linear"])
-def test_training_with_checkpointing_and_compiled(style):
-    model = cbsa.adapt(make("dinov2 registers"), style, representatives=(2, 2)).train()
+@pytest.mark.parametrize(
+    ("kind", "style"), [*(("dinov2 registers", style) for style in FORMULAS), ("eva02", "cbsa")]
+)
+def test_training_with_checkpointing_and_compiled(kind, style):
+    model = cbsa.adapt(make(kind), style, representatives=(2, 2)).train()
     pixels = images(model)
 
     def gradients(function):
@@ -168,9 +178,37 @@ def test_a_class_of_ones_own_and_its_link_to_the_model():
     assert oblong(images(oblong)).isfinite().all()
 
 
+@pytest.mark.parametrize("kind", ["deit distilled", "dinov2 registers", "siglip"])
+def test_other_prefix_tokens_of_a_class_are_told_or_found(kind):
+    built = make(kind, attn_layer=CBSAStarAttention)
+    tokens = 16 + built.num_prefix_tokens
+    message = (
+        f"{tokens} tokens less num_prefix_tokens=1: .*adapt\\(model, layers=.*subclass of CBSAStarAttention"
+    )
+    with pytest.raises(ValueError, match=message):
+        built(images(built))
+    assert cbsa.adapt(built, layers=[])(images(built)).isfinite().all()
+    linear = make(kind, attn_layer=LinearKernelAttention)
+    assert linear(images(linear)).isfinite().all()  # it pools nothing
+
+
+@pytest.mark.parametrize("style", FORMULAS)
+@pytest.mark.parametrize("kind", ["vit", "eva02", "eva02 clip"])
+def test_a_batch_of_no_images(kind, style):
+    model = cbsa.adapt(make(kind), style, representatives=(2, 2))
+    assert model(images(model, batch=0)).shape == (0, 5)
+
+
+def test_padded_images_are_pooled_on_the_grid_of_the_padded_ones():
+    model = cbsa.adapt(make("padded"), "cbsa", representatives=(2, 3))
+    pixels = images(model, size=(42, 90))
+    padded = F.pad(pixels, (0, 6, 0, 6))  # to 48×96, at the right and below
+    assert torch.equal(model(pixels), model(padded))
+    assert model.blocks[0].attn.layout.grid == (3, 6)
+
+
 def test_refusals_name_the_model():
     for name, message in {
-        "eva02_tiny_patch14_224": "cannot adapt a Eva",
         "beit_base_patch16_224": "cannot adapt a Beit",
         "swin_tiny_patch4_window7_224": "cannot adapt a SwinTransformer",
     }.items():
@@ -180,8 +218,11 @@ def test_refusals_name_the_model():
         cbsa.adapt(make(block_fn=timm.models.vision_transformer.ParallelScalingBlock))
     with pytest.raises(TypeError, match="attention of type DiffAttention"):
         cbsa.adapt(make(attn_layer="diff"))
-    with pytest.raises(ValueError, match=r"patch_drop_rate=0\.5.*create the model with patch_drop_rate=0"):
-        cbsa.adapt(make(patch_drop_rate=0.5))
+    for kind in ("vit", "dinov3"):
+        with pytest.raises(
+            ValueError, match=r"patch_drop_rate=0\.5.*create the model with patch_drop_rate=0"
+        ):
+            cbsa.adapt(make(kind, patch_drop_rate=0.5))
     with pytest.raises(ValueError, match=r"attn_drop=0\.1.*attn_drop_rate=0"):
         cbsa.adapt(make(attn_drop_rate=0.1))
 

@@ -3,8 +3,12 @@
 import json
 
 import pytest
+import timm
+import torch
 from typer.testing import CliRunner
 
+import cbsa
+from cbsa.adaptation.costs import adapted_macs, paper_saving
 from cbsa.cli import app
 from cbsa.experiments import vit_adapt
 from cbsa.models.registry import SIZES
@@ -22,6 +26,7 @@ REPORT = {
     "fine_tuned": ACCURACY | {"top1": 39.25},
     "gflops": 2.0,
     "swapped_gflops": 1.5,
+    "paper_saved_gflops": 0.625,
     "new_classifier": False,
 }
 
@@ -46,6 +51,36 @@ def test_flops_are_those_of_the_formulas(size, px):
         assert cost.share <= 1
 
 
+def test_the_share_of_the_papers_saving():
+    """Of a ViT-T for 64 px with patches of 4, whose pooling is free: CBSA* in all layers is the paper's own;
+    half of the layers save half; Agent has a fourth product of N by m, and no contraction."""
+
+    def share(style, px=64, patch=4, **options):
+        with torch.device("meta"):
+            vit = timm.create_model("vit_tiny_patch16_224", img_size=px, patch_size=patch)
+        before = adapted_macs(vit, px)
+        cbsa.adapt(vit, style, **options)
+        report = {"gflops": before, "swapped_gflops": adapted_macs(vit, px)}
+        return vit_adapt.saving_share(report | {"paper_saved_gflops": paper_saving(vit, px)})
+
+    n, m = 257, 64
+    whole = 2 * n * n - 3 * n * m - 2 * m * m
+    assert share("cbsa") == pytest.approx(1)
+    assert share("cbsa", layers=range(6, 12)) == pytest.approx(0.5)
+    assert share("agent") == pytest.approx((2 * n * n - 4 * n * m) / whole)
+    assert share("softmax") == 0
+    seven = {"representatives": (7, 8)}  # what docs/adapt.md says
+    assert f"{share('agent'):.1%} {share('agent', **seven):.1%}" == "88.9% 96.0%"
+    found = [share("cbsa", 224, 16), share("agent", 224, 16), share("agent", 224, 16, **seven)]
+    assert [f"{x:.1%}" for x in found] == ["92.2%", "78.2%", "98.5%"]
+
+
+def test_reports_without_a_saving_of_the_papers_have_no_share():
+    assert vit_adapt.saving_share({k: v for k, v in REPORT.items() if k != "paper_saved_gflops"}) is None
+    assert vit_adapt.saving_share(REPORT | {"paper_saved_gflops": -0.1}) is None
+    assert vit_adapt.accuracy_grid([REPORT | {"paper_saved_gflops": 0.0}]).cells[0][-1] == "—"
+
+
 def invoke(*arguments):
     ran = CliRunner().invoke(
         app, ["reproduce", "fig-vit-adapt", *map(str, arguments)], env={"COLUMNS": "300", "TERM": "dumb"}
@@ -64,7 +99,7 @@ def test_the_command(tmp_path, monkeypatch):
     )
     assert code == 0, output
     what = "vit_tiny_patch16_224, CBSA∨ (Agent), digits, 5 epochs, distilled: both, 2 groups"
-    assert f"{what} 40.00 12.50 39.25 -0.75 75.0%" in output
+    assert f"{what} 40.00 12.50 39.25 -0.75 75.0% 80.0%" in output
     assert "CBSA*, digits" in output
     assert "gives no number" in output
     stored = json.loads((tmp_path / "out" / "fig-vit-adapt.json").read_text())

@@ -176,6 +176,9 @@ def test_accuracies_before_right_after_and_at_the_end(vit, whole):
     swapped = cbsa.adapt(load_adapted(vit / "model"), "cbsa", representatives=(2, 2))
     config = config_of_run(vit)
     assert report["swapped_gflops"] == 2e-9 * adapted_macs(swapped, 16, 1) < report["gflops"]
+    n, m, d = 17, 8, 16  # all three layers, m = d/H
+    saved = 2e-9 * 3 * (2 * n * n * d - 3 * n * m * d - 2 * m * m * d)
+    assert report["paper_saved_gflops"] == pytest.approx(saved)
     assert evaluated(swapped, config) == pytest.approx(report["swapped"]["loss"])
     text = (whole.folder / "adaptation.md").read_text()
     for stage in ("original", "right after the swap", "after fine-tuning"):
@@ -344,6 +347,21 @@ def test_bad_settings_are_named(vit, settings, message):
 def test_runs_that_cannot_be(vit, tmp_path, settings, error, message):
     with pytest.raises(error, match=message):
         train(adapt_config(vit, *settings), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet18", "cannot adapt a ResNet; supported are"),
+        ("vit_small_patch16_18x2_224", "layer 0: a ParallelThingsBlock has no attention"),
+        ("vit_dlittle_patch16_reg1_gap_256.sbb_nadamuon_in1k", "attention of type DiffAttention"),
+    ],
+)
+def test_models_that_cannot_be_adapted_are_refused_without_their_weights(name, message, tmp_path):
+    """Nothing is downloaded: with the Hub out of reach it would be another error."""
+    config = configure(adapt_recipe("digits_adapt"), name)
+    with pytest.raises(TypeError, match=message):
+        train(config, tmp_path / "run")
 
 
 def test_a_new_classifier_has_nothing_to_teach(vit, tmp_path):

@@ -4,14 +4,17 @@ import copy as copying
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from cbsa._checks import check_choice, check_int
+from cbsa.adaptation.eva_attention import AdaptedEvaAttention, AdaptedRopeAttention
 from cbsa.adaptation.layout import TokenLayout
 from cbsa.adaptation.style import STYLES, Style
-from cbsa.adaptation.timm_attention import AdaptedAttention, check_attention
+from cbsa.adaptation.timm_attention import AdaptedAttention, AdaptedViTAttention, check_dropout
 
+_ADAPTED = (AdaptedViTAttention, AdaptedEvaAttention, AdaptedRopeAttention)
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -32,8 +35,9 @@ def adapt(
     and after. Fine-tune the result: the swap alone changes the function.
 
     Args:
-        vit: a ``VisionTransformer`` of timm (ViT, DeiT, DINOv2, CLIP and SigLIP towers, …), or a vision model
-            of transformers (ViT, DeiT, DINOv2, SigLIP's tower), whose layers change together.
+        vit: a ``VisionTransformer`` of timm (ViT, DeiT, DINOv2, CLIP and SigLIP towers, …), one of its
+            ``Eva`` models (EVA-02, DINOv3, ViTs with rotary embeddings, …), or a vision model of transformers
+            (ViT, DeiT, DINOv2, SigLIP or its tower), whose layers change together.
         style: ``"cbsa"`` (CBSA*: with contraction), ``"agent"`` (CBSA∨: without, Agent attention),
             ``"linear"``, or ``"softmax"`` to go back to the original.
         layers: which layers, by number, negative ones from the end; all by default. Call again for others.
@@ -41,7 +45,7 @@ def adapt(
             ``"agent"``); ``None`` takes all queries, prefix tokens included, which is quadratic again.
         kernel: kernel of the linear style, ``"relu"`` or ``"elu"`` (ELU + 1).
         broadcast_scale: scale of the agent style's second softmax, by default that of the first.
-        impl: ``"auto"``, ``"reference"`` or ``"sdpa"``; see :mod:`cbsa.ops`.
+        impl: ``"auto"``, ``"reference"``, ``"sdpa"`` or ``"triton"``; see :mod:`cbsa.ops`.
         copy: leave ``vit`` as it is and change a copy.
 
     Returns:
@@ -62,7 +66,7 @@ def adapt(
     for index in chosen:
         block: Any = model.blocks[index]  # type: ignore[index]
         if swap is not None:
-            block.attn = AdaptedAttention.take_over(block.attn, swap, layout)
+            block.attn = _adapted_class(block.attn).take_over(block.attn, swap, layout)
         elif isinstance(block.attn, AdaptedAttention):
             block.attn = block.attn.give_back()
     _link(model, layout)
@@ -71,13 +75,14 @@ def adapt(
 
 def check_model(vit: nn.Module) -> None:
     """Refuse models whose tokens or attentions are not those of a plain ViT, by name."""
-    if not isinstance(vit, VisionTransformer):
+    if not isinstance(vit, (VisionTransformer, Eva)):
         raise TypeError(
             f"cannot adapt a {type(vit).__name__}; supported are timm's VisionTransformer models (ViT, DeiT, "
-            "DINOv2, CLIP, SigLIP), not those with rotary (Eva) or relative (Beit) positions, windows (Swin) "
-            "or packed images (NaFlex), and vision models of transformers (ViT, DeiT, DINOv2, SigLIP)"
+            "DINOv2, CLIP, SigLIP) and its Eva models (EVA-02, DINOv3, rotary ViTs), not those with relative "
+            "positions (Beit), windows (Swin) or packed images (NaFlex), and vision models of transformers "
+            "(ViT, DeiT, DINOv2, SigLIP)"
         )
-    if not isinstance(vit.patch_drop, nn.Identity):
+    if isinstance(vit.patch_drop, nn.Module) and not isinstance(vit.patch_drop, nn.Identity):
         raise ValueError(
             f"patch_drop_rate={vit.patch_drop.prob}: pooling needs all patches of the grid; create the model "
             "with patch_drop_rate=0"
@@ -85,13 +90,25 @@ def check_model(vit: nn.Module) -> None:
 
 
 def check_block(vit: nn.Module, index: int, swap: Style | None) -> None:
-    """Refuse a layer whose attention is not timm's plain one, by name."""
+    """Refuse a layer whose attention is not one of timm's plain ones, by name."""
     block = vit.blocks[index]  # type: ignore[index]
     attention = getattr(block, "attn", None)
     if not isinstance(attention, nn.Module):
         raise TypeError(f"cannot adapt layer {index}: a {type(block).__name__} has no attention of its own")
     if swap is not None:
-        check_attention(attention)
+        _adapted_class(attention)
+        check_dropout(attention)
+
+
+def _adapted_class(attention: nn.Module) -> type[AdaptedAttention]:
+    """The class that can take the place of an attention."""
+    for adapted in _ADAPTED:
+        if adapted.serves(attention):
+            return adapted
+    raise TypeError(
+        f"cannot adapt attention of type {type(attention).__name__}; supported are timm's "
+        + ", ".join(adapted.original.__name__ for adapted in _ADAPTED)
+    )
 
 
 def _is_of_transformers(vit: nn.Module) -> bool:

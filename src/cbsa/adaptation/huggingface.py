@@ -1,8 +1,9 @@
 """CBSA*, CBSA∨ and linear attention for the vision models of transformers, by ``attn_implementation=``.
 
 Importing this module registers ``"cbsa_star"``, ``"cbsa_agent"`` and ``"cbsa_linear"`` with its
-``AttentionInterface``. That interface hands over queries, keys and values, and no grid: it is taken from the
-model's config, as all options are.
+``AttentionInterface``. That interface hands over queries, keys and values, and no grid. :func:`cbsa.adapt`
+looks at the patch embedding of the model it is given; in a model that gets its attention by name, the grid
+is taken from the config, as all options are:
 
 - ``config.image_size`` and ``config.patch_size`` give the grid;
 - for inputs of another size (interpolated position embeddings) ``config.cbsa_grid = (rows, columns)`` does;
@@ -14,9 +15,11 @@ import copy as copying
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from cbsa._checks import check_sizes
+from cbsa.adaptation.layout import MapLayout
 from cbsa.adaptation.style import Style
 
 try:
@@ -34,17 +37,61 @@ Model = TypeVar("Model", bound=nn.Module)
 _PREFIX_TOKENS = {"vit": 1, "deit": 2, "dinov2": 1, "dinov2_with_registers": 1, "siglip_vision_model": 0}
 
 
+# Models of two towers whose vision tower can be adapted: the name of its config.
+_TOWERS = {"siglip": "vision_config"}
+_LAYOUT = "cbsa_layout"  # where an attention finds the layout that follows its model
+_SAVED = "attn_implementation"  # what transformers reads in config.json, and does not write
+_MARK = "cbsa_attention"  # what it writes, and leaves alone
+
+
 def adapt_transformers(model: Model, style: Style, copy: bool) -> Model:
     """Give all layers of a vision model of transformers a style; see :func:`cbsa.adapt`."""
     assert isinstance(model, PreTrainedModel)
-    prefix_tokens(model.config)
+    tower = _TOWERS.get(model.config.model_type)
+    prefix_tokens(getattr(model.config, tower) if tower else model.config)
     model = copying.deepcopy(model) if copy else model
+    config = getattr(model.config, tower) if tower else model.config
     by_style = {name: implementation for implementation, name in IMPLEMENTATIONS.items()}
-    if style.name != "softmax":
-        for option in _OPTIONS:
-            setattr(model.config, f"cbsa_{option}", getattr(style, option))
-    model.set_attn_implementation(by_style.get(style.name, ORIGINAL))
+    implementation = by_style.get(style.name, ORIGINAL)
+    model.set_attn_implementation({tower: implementation} if tower else implementation)
+    attentions = _attentions(model, config)
+    for old in {id(a.cbsa_layout): a.cbsa_layout for a in attentions if hasattr(a, _LAYOUT)}.values():
+        old.leave()
+    if implementation == ORIGINAL:
+        for attention in attentions:
+            vars(attention).pop(_LAYOUT, None)
+        for name in (_SAVED, _MARK):
+            vars(config).pop(name, None)
+        return model
+    for option in _OPTIONS:
+        setattr(config, f"cbsa_{option}", getattr(style, option))
+    setattr(config, _MARK, implementation)
+    _remember(config, implementation)
+    layout = MapLayout(prefix_tokens(config))
+    layout.follow(_patch_embedding(model))
+    for attention in attentions:
+        setattr(attention, _LAYOUT, layout)
     return model
+
+
+def _attentions(model: nn.Module, config: Any) -> list[Any]:
+    """The attentions of the vision tower: what has projections of its own, and its config."""
+    return [m for m in model.modules() if hasattr(m, "q_proj") and getattr(m, "config", None) is config]
+
+
+def _patch_embedding(model: nn.Module) -> nn.Module:
+    """The convolution that makes patches of an image, the only one in these models."""
+    (convolution,) = (module for module in model.modules() if isinstance(module, nn.Conv2d))
+    return convolution
+
+
+def _remember(config: Any, implementation: str) -> None:
+    """Let ``save_pretrained`` write the attention that :func:`cbsa.adapt` gave a model.
+
+    transformers takes it from the file and forgets it: a model that was loaded is told anew when it runs.
+    """
+    if getattr(config, _MARK, None) == implementation:
+        setattr(config, _SAVED, implementation)
 
 
 def style_of(config: Any, implementation: str) -> Style:
@@ -64,6 +111,7 @@ def attention_forward(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    output_attentions: bool = False,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Mix tokens (B, H, N, d) as transformers asks an attention to; the result is (B, N, H, d)."""
@@ -76,9 +124,20 @@ def attention_forward(
             f"attention dropout is {dropout}, but attn_implementation={implementation!r} never forms the "
             "weights it drops: set it to 0 in the config"
         )
+    if output_attentions:
+        raise ValueError(
+            f"output_attentions=True: attn_implementation={implementation!r} never forms the weights; use "
+            "'eager' to see those of softmax attention"
+        )
     config: Any = module.config
     style = style_of(config, implementation)
-    grid, prefix = token_layout(config, query.shape[2])
+    layout: MapLayout | None = getattr(module, _LAYOUT, None)
+    if layout is not None and layout.grid is not None:
+        grid, prefix = tuple(layout.grid), layout.num_prefix_tokens
+    else:
+        grid, prefix = token_layout(config, query.shape[2])
+    if not torch.compiler.is_compiling():
+        _remember(config, implementation)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     mixed = style.attend(query, key, value, scale, grid, prefix)
     return mixed.transpose(1, 2).contiguous(), None

@@ -35,3 +35,10 @@ class TokenLayout:
         """Patches are (B, h, w, C) for dynamic image sizes, else (B, N, C) in the embedding's own grid."""
         dynamic = patches.dim() == 4
         self.grid = tuple(patches.shape[1:3]) if dynamic else patch_embed.grid_size  # type: ignore[assignment]
+
+
+class MapLayout(TokenLayout):
+    """The same for a patch embedding that is a convolution: its maps (B, C, h, w) show the grid."""
+
+    def _see(self, patch_embed: nn.Module, images: tuple[Tensor, ...], patches: Tensor) -> None:
+        self.grid = tuple(patches.shape[-2:])

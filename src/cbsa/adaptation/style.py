@@ -46,6 +46,11 @@ class Style:
         if self.broadcast_scale is not None:
             check_number("broadcast_scale", self.broadcast_scale)
 
+    @property
+    def pools(self) -> bool:
+        """Whether representatives are pooled from the patches, so that their layout must be known."""
+        return self.name in ("cbsa", "agent") and self.representatives is not None
+
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, grid: Sequence[int] | None, prefix: int
     ) -> Tensor:

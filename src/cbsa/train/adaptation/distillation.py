@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,19 +17,23 @@ class RecordedBlocks(nn.Sequential):
     """The blocks of a ViT, which keep the tokens that each of them returns while they are asked to.
 
     Names of parameters stay as they are. The blocks may be compiled: what is kept is taken outside of them.
+    Models that go through their blocks themselves, as those with rotary embeddings do, are recorded too.
     """
 
     def __init__(self, *blocks: nn.Module) -> None:
         super().__init__(*blocks)
         self._kept: list[Tensor] | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the blocks to tokens x (B, N, dim)."""
-        for block in self:
-            x = block(x)
-            if self._kept is not None:
-                self._kept.append(x)
-        return x
+    def __iter__(self) -> Iterator[nn.Module]:
+        """The blocks, or while they are recorded, calls of them whose tokens are kept."""
+        blocks = super().__iter__()
+        return blocks if self._kept is None else (partial(self._keep, block) for block in blocks)  # type: ignore[misc]
+
+    def _keep(self, block: nn.Module, x: Tensor, **options: Any) -> Tensor:
+        tokens: Tensor = block(x, **options)
+        if self._kept is not None:
+            self._kept.append(tokens)
+        return tokens
 
     @contextmanager
     def recording(self) -> Iterator[list[Tensor]]:

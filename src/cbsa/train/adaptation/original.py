@@ -3,8 +3,11 @@
 from dataclasses import replace
 
 import timm
+import torch
 
+from cbsa.adaptation import adapt
 from cbsa.train.adaptation.config import AdaptConfig
+from cbsa.train.initial import build_model
 from cbsa.train.trained import find_trained
 
 # How a model takes images, whatever the data set.
@@ -31,3 +34,11 @@ def configure(config: AdaptConfig, model: str, weights: str | None = None) -> Ad
         return replace(config, model=original, data=found.config.data, augment=found.config.augment)
     takes = {name: getattr(found.config.data, name) for name in _TAKES}
     return replace(config, model=original, data=replace(config.data, **takes))
+
+
+def check_original(config: AdaptConfig) -> None:
+    """Refuse a model that cannot be adapted before its weights are downloaded: it is built without memory."""
+    kwargs = {k: v for k, v in config.model.kwargs.items() if k not in ("pretrained", "checkpoint_path")}
+    with torch.device("meta"):
+        model = build_model(replace(config, model=replace(config.model, kwargs=kwargs)), num_classes=1)
+    adapt(model, config.swap.style, layers=config.swap.layers)

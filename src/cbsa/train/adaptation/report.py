@@ -35,6 +35,8 @@ class Baseline:
         swapped: accuracy of the same weights with the new attention, all layers replaced.
         gflops: FLOPs of the original for one image in G, twice the counted multiply-accumulates.
         swapped_gflops: the same after the swap.
+        paper_saved_gflops: what the paper's adaptation saves at this size, by its formula; see
+            :func:`cbsa.adaptation.costs.paper_saving`.
         new_classifier: whether the original was for other classes: its classifier is random here, and the
             accuracies say nothing.
     """
@@ -43,6 +45,7 @@ class Baseline:
     swapped: Accuracy
     gflops: float
     swapped_gflops: float
+    paper_saved_gflops: float
     new_classifier: bool
 
 
@@ -52,7 +55,8 @@ def read_baseline(folder: Path) -> Baseline | None:
         content = json.loads((folder / FILE).read_text())
         original, swapped = (Accuracy(**content[stage]) for stage in ("original", "swapped"))
         before, after = float(content["gflops"]), float(content["swapped_gflops"])
-        return Baseline(original, swapped, before, after, bool(content["new_classifier"]))
+        saved, new = float(content["paper_saved_gflops"]), bool(content["new_classifier"])
+        return Baseline(original, swapped, before, after, saved, new)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -9,11 +9,12 @@ from torch import nn
 
 from cbsa.adaptation import AdaptedAttention, adapt
 from cbsa.adaptation.adapt import chosen_layers
-from cbsa.adaptation.costs import adapted_macs
+from cbsa.adaptation.costs import adapted_macs, paper_saving
 from cbsa.adaptation.style import Style
 from cbsa.models.compiling import compile_blocks
 from cbsa.train.adaptation.config import AdaptConfig
 from cbsa.train.adaptation.distillation import DistillObjective, RecordedBlocks, record_blocks
+from cbsa.train.adaptation.original import check_original
 from cbsa.train.adaptation.progressive import replaced_by, replacements
 from cbsa.train.adaptation.report import Accuracy, Baseline, read_baseline, write_report
 from cbsa.train.classification import Classification
@@ -41,6 +42,8 @@ class Adaptation(Classification):
                 "there is no trained model to adapt: give model.weights=FILE_OR_FOLDER or "
                 "model.kwargs.pretrained=true"
             )
+        if config.model.weights is None:
+            check_original(config)
         super().__init__(config)
         self._teacher: nn.Module | None = None
         self._recorded = RecordedBlocks(), RecordedBlocks()  # of the original and of the model
@@ -114,8 +117,14 @@ class Adaptation(Classification):
         gflops, original = 2e-9 * adapted_macs(vit, data.img_size, data.in_chans), Accuracy.of(assess(vit))
         vit = self._swap(vit)
         swapped_gflops = 2e-9 * adapted_macs(vit, data.img_size, data.in_chans)
-        new = original_classes(self.config) != num_classes
-        self._baseline = Baseline(original, Accuracy.of(assess(vit)), gflops, swapped_gflops, new)
+        self._baseline = Baseline(
+            original,
+            Accuracy.of(assess(vit)),
+            gflops,
+            swapped_gflops,
+            paper_saved_gflops=2e-9 * paper_saving(vit, data.img_size),
+            new_classifier=original_classes(self.config) != num_classes,
+        )
         if world.is_main:
             write_report(folder, self._description(), self._baseline, None)
 
