@@ -11,15 +11,18 @@ from rich.markup import escape
 def explain(
     images: Annotated[
         list[Path] | None,
-        typer.Argument(help="Image files; without any, some of the data set of the (first) model's run."),
+        typer.Argument(
+            help="Image files; without any, some of the data set of the (first) model's run, or photographs."
+        ),
     ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
             "--model",
             "-m",
-            help="Folder of a run or of weights, or a registered name; again for models side by side. "
-            "LABEL=MODEL says what to call one. By default the digits demo.",
+            help="Folder of a run or of weights, name of weights that ship (MODEL.TAG) or of a model; again for "
+            "models side by side. LABEL=MODEL says what to call one, 'shipped' is the CBT that ships and its "
+            "twins. By default that CBT.",
         ),
     ] = None,
     weights: Annotated[
@@ -46,6 +49,7 @@ def explain(
     """
     from cbsa.explain import sample_images, write_explorer
     from cbsa.explain.models import open_subjects
+    from cbsa.models import SHIPPED
 
     console = Console()
     try:
@@ -59,6 +63,10 @@ def explain(
         raise typer.BadParameter(str(error)) from error
     for subject in subjects:
         if not subject.trained:
-            console.print(f"[yellow]{escape(subject.name)} has random weights: give --weights.[/yellow]")
+            tags = [name for name, entry in SHIPPED.items() if entry.architecture == subject.architecture]
+            hint = f", or --model {tags[0]}" if tags else ""
+            console.print(
+                f"[yellow]{escape(subject.name)} has random weights: give --weights{hint}.[/yellow]"
+            )
     console.print(f"{page.stat().st_size / 1e6:.1f} MB", highlight=False)
     console.print(f"[bold]Open {escape(str(page.resolve()))}[/bold]", soft_wrap=True)

@@ -3,6 +3,14 @@
 from cbsa.explain.images import ImageError, open_image
 from cbsa.explain.models import Subject, open_subject
 from cbsa.explain.page import write_explorer
-from cbsa.explain.samples import sample_images
+from cbsa.explain.samples import photographs, sample_images
 
-__all__ = ["ImageError", "Subject", "open_image", "open_subject", "sample_images", "write_explorer"]
+__all__ = [
+    "ImageError",
+    "Subject",
+    "open_image",
+    "open_subject",
+    "photographs",
+    "sample_images",
+    "write_explorer",
+]
