@@ -20,9 +20,9 @@ def explain(
         typer.Option(
             "--model",
             "-m",
-            help="Folder of a run or of weights, name of weights that ship (MODEL.TAG) or of a model; again for "
-            "models side by side. LABEL=MODEL says what to call one, 'shipped' is the CBT that ships and its "
-            "twins. By default that CBT.",
+            help="Folder of a run or of weights, name of weights that ship (MODEL.TAG) or of a model; again "
+            "for models side by side. LABEL=MODEL says what to call one, 'shipped' is the CBT that ships and "
+            "its twins. By default that CBT.",
         ),
     ] = None,
     weights: Annotated[
@@ -64,9 +64,7 @@ def explain(
     for subject in subjects:
         if not subject.trained:
             tags = [name for name, entry in SHIPPED.items() if entry.architecture == subject.architecture]
-            hint = f", or --model {tags[0]}" if tags else ""
-            console.print(
-                f"[yellow]{escape(subject.name)} has random weights: give --weights{hint}.[/yellow]"
-            )
+            hint = f"give --weights, or --model {tags[0]}" if tags else "give --weights"
+            console.print(f"[yellow]{escape(subject.name)} has random weights: {hint}.[/yellow]")
     console.print(f"{page.stat().st_size / 1e6:.1f} MB", highlight=False)
     console.print(f"[bold]Open {escape(str(page.resolve()))}[/bold]", soft_wrap=True)

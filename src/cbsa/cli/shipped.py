@@ -49,7 +49,7 @@ def weights_grid(entries: "Iterable[Shipped]") -> "Grid":
         cells.append(
             (
                 entry.name,
-                training["data"]["title"],
+                training["data"]["title"].partition(" (")[0],
                 str(entry.config["pretrained_cfg"]["input_size"][1]),
                 f"{training['parameters']:,}",
                 f"{run['epochs']} on {run['processes']} × {training['environment']['device']}",

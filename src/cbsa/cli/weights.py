@@ -9,7 +9,7 @@ from rich.console import Console
 Model = Annotated[str, typer.Option("--model", "-m", help="Name of a registered model; see `cbsa models`.")]
 ModelOrWeights = Annotated[
     str,
-    typer.Option("--model", "-m", help="Name of a registered model, or of weights that ship (MODEL.TAG)."),
+    typer.Option("--model", "-m", help="Name of a model, or of weights that ship (MODEL.TAG)."),
 ]
 
 

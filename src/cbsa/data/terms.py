@@ -23,8 +23,8 @@ TERMS = {
         "CIFAR-10 (Krizhevsky, 2009)",
         "https://www.cs.toronto.edu/~kriz/cifar.html",
         "No licence is stated; its page asks to cite *Learning Multiple Layers of Features from Tiny Images* "
-        "(Krizhevsky, 2009). The photographs were gathered from the web for 80 Million Tiny Images, which its "
-        "authors withdrew in 2020; rights in them are with their makers",
+        "(Krizhevsky, 2009). The photographs were gathered from the web for 80 Million Tiny Images, which "
+        "its authors withdrew in 2020; rights in them are with their makers",
     ),
     "cifar100": Terms(
         "CIFAR-100 (Krizhevsky, 2009)",

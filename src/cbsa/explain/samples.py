@@ -47,7 +47,7 @@ def photographs() -> list[tuple[str, Image.Image]]:
 
     A palace roof by danielbuechele and a flower by vultilion, both under CC BY 2.0.
     """
-    from sklearn.datasets import load_sample_images
+    from sklearn.datasets import load_sample_images  # type: ignore[import-untyped]
 
     found = load_sample_images()
     return [

@@ -92,12 +92,12 @@ def _entries() -> dict[str, tuple[dict[str, Any], str]]:
 
 MODELS = _entries()
 UNTRAINED = "untrained"  # tag of a model without weights
+_cfgs: dict[str, dict[str, Any] | PretrainedCfg] = {
+    f"{name}.{UNTRAINED}": _default_cfg(arguments["img_size"], arguments.get("stem", "conv"))
+    for name, (arguments, _) in MODELS.items()
+}
 default_cfgs = generate_default_cfgs(
-    {
-        f"{name}.{UNTRAINED}": _default_cfg(arguments["img_size"], arguments.get("stem", "conv"))
-        for name, (arguments, _) in MODELS.items()
-    }
-    | {name: shipped.pretrained_cfg() for name, shipped in SHIPPED.items()}
+    _cfgs | {name: entry.pretrained_cfg() for name, entry in SHIPPED.items()}
 )
 
 
@@ -119,8 +119,9 @@ def _choose_tag(name: str, tag: str | None, pretrained: bool, overlay: dict[str,
     if pretrained and not known.cfgs[tag].has_weights and not elsewhere:
         what = f"{name}.{tag}" if known.is_pretrained else name
         raise ValueError(
-            f"pretrained=True: no weights of {what} ship with cbsa. Those that do: {', '.join(SHIPPED) or 'none'}. "
-            "A checkpoint of the authors loads with cbsa.models.load_reference_checkpoint(model, path); "
+            f"pretrained=True: no weights of {what} ship with cbsa. Those that do: "
+            f"{', '.join(SHIPPED) or 'none'}. A checkpoint of the authors loads with "
+            "cbsa.models.load_reference_checkpoint(model, path); "
             "pretrained=False gives random weights"
         )
     return tag

@@ -1,7 +1,8 @@
 """The trained weights that ship with the package: folders of ``cbsa/weights``, each a tag of a model.
 
 A folder is called ``MODEL.TAG``, as timm names weights, and holds what :func:`cbsa.models.save_model` writes:
-``model.safetensors``, ``config.json`` and ``README.md``, the model card. ``cbsa weights add`` makes one of a run.
+``model.safetensors``, ``config.json`` and ``README.md``, the model card. ``cbsa weights add`` makes one of a
+run.
 """
 
 import json

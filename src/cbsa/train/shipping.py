@@ -54,7 +54,7 @@ def ship_run(
     config, summary = _finished(run)
     if not re.fullmatch(r"[a-z0-9_]+", tag) or tag == UNTRAINED:
         raise ValueError(
-            f"tag {tag!r}: expected lower-case letters, digits and '_', such as 'cifar10', and not {UNTRAINED!r}"
+            f"tag {tag!r}: expected lower-case letters, digits and '_', such as 'cifar10', not {UNTRAINED!r}"
         )
     name, architecture = f"{config.model.name}.{tag}", config.model.name
     if (out / name).exists():
@@ -107,8 +107,8 @@ def _finished(run: Path) -> tuple[TrainConfig, Mapping[str, Any]]:
         raise ValueError(f"{run} trains {config.model.name}: weights of our own Transformer ship, no others")
     if config.model.weights is not None and config.model.weights not in SHIPPED:
         raise ValueError(
-            f"{run} began with weights from {config.model.weights}, of which a card could not tell where they "
-            "come from: ship those first, and fine-tune from their name"
+            f"{run} began with weights from {config.model.weights}, of which a card could not tell where "
+            "they come from: ship those first, and fine-tune from their name"
         )
     return config, summary
 
