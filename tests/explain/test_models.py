@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from cbsa.cli import app
+from cbsa.explain import at_photographs, open_subject, sample_images
 from cbsa.explain import models as opening
-from cbsa.explain import open_subject, sample_images
 from cbsa.explain.models import open_subjects
 from cbsa.models import SHIPPED, create_model, save_model
 from cbsa.train import TrainConfig
@@ -135,13 +136,22 @@ def test_by_default_the_cbt_that_ships_sees_photographs(tmp_path, monkeypatch):
         ("CBT-T", "cbt_tiny_patch4_32.cifar10", True)
     ]
     assert [image["name"] for image in index["images"]] == ["china.jpg", "flower.jpg"]
+    assert [image["views"][0]["grid"] for image in index["images"]] == [[24, 24]] * 2
     labels = {c["label"] for image in index["images"] for c in image["views"][0]["predictions"]}
     assert labels <= {*SHIPPED["cbt_tiny_patch4_32.cifar10"].config["label_names"]}
 
 
+def test_photographs_are_seen_in_enough_patches(weights):
+    small = open_subject(str(weights))
+    assert at_photographs(small).data.img_size == 24 * 4
+    large = replace(small, data=replace(small.data, img_size=64))
+    assert at_photographs(large) is large
+
+
 def test_all_that_ship_side_by_side():
     subjects = open_subjects(["shipped"], [], None)
-    assert [s.name for s in subjects] == ["CBT-T", "CRATE+CBT-T", "CRATE-T"]
+    assert [s.source for s in subjects] == sorted(SHIPPED)[:4]  # "cbt" is the first, also by the alphabet
+    assert subjects[0].name == "CBT-T"
     assert all(s.trained and len(s.classes) == s.model.num_classes for s in subjects)
 
 
@@ -149,7 +159,7 @@ def test_a_copy_without_weights_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(opening, "SHIPPED", {})
     result = run(picture(tmp_path / "a.png"))
     assert result.exit_code == 2
-    assert "no model given, and no weights are with this copy of cbsa: give --model" in plain(result)
+    assert "no model given, and this copy of cbsa has no weights with it: give --model" in plain(result)
 
 
 def test_images_of_the_runs_own_data_set(run_folder, tmp_path):

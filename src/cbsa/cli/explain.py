@@ -36,7 +36,11 @@ def explain(
         int, typer.Option(help="How many images of the run's data set, without any IMAGE.")
     ] = 6,
     size: Annotated[
-        int | None, typer.Option(help="Side of the images in pixels; by default each model's own.")
+        int | None,
+        typer.Option(
+            help="Side of the images in pixels; by default each model's own (for the photographs 24 patches, "
+            "if that is more)."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path(
         "outputs/explorer.html"
@@ -47,7 +51,7 @@ def explain(
     Click any patch to see where it looks in every layer and head. The file opens from disk, without a server
     or a network.
     """
-    from cbsa.explain import sample_images, write_explorer
+    from cbsa.explain import at_photographs, sample_images, write_explorer
     from cbsa.explain.models import open_subjects
     from cbsa.models import SHIPPED
 
@@ -56,6 +60,8 @@ def explain(
         with console.status("Opening models") as status:
             subjects = open_subjects(model or [], weights or [], labels)
             shown = images or sample_images(subjects[0], samples)
+            if not images and not subjects[0].run:
+                subjects = [at_photographs(subject) for subject in subjects]
             page = write_explorer(
                 shown, subjects, out, size=size, say=lambda line: status.update(escape(line))
             )

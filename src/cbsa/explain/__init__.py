@@ -3,11 +3,12 @@
 from cbsa.explain.images import ImageError, open_image
 from cbsa.explain.models import Subject, open_subject
 from cbsa.explain.page import write_explorer
-from cbsa.explain.samples import photographs, sample_images
+from cbsa.explain.samples import at_photographs, photographs, sample_images
 
 __all__ = [
     "ImageError",
     "Subject",
+    "at_photographs",
     "open_image",
     "open_subject",
     "photographs",

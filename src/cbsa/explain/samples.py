@@ -9,6 +9,8 @@ from cbsa._checks import check_int
 from cbsa.data import open_source
 from cbsa.explain.models import Subject
 
+_ENOUGH, _MORE = 14, 24  # patches a side in which a photograph can be recognised, and what to take for fewer
+
 
 def sample_images(subject: Subject, count: int) -> list[tuple[str, Image.Image]]:
     """Take images of the evaluation split of a model's run, one a class as far as there are classes.
@@ -54,3 +56,13 @@ def photographs() -> list[tuple[str, Image.Image]]:
         (PurePath(name).name, Image.fromarray(pixels))
         for name, pixels in zip(found.filenames, found.images, strict=True)
     ]
+
+
+def at_photographs(subject: Subject) -> Subject:
+    """The same model at a size at which a photograph can be recognised: its own, or 24 patches a side.
+
+    A model of 32 px with patches of 4 px sees 8×8 patches, in which maps have no shape. At three times its
+    size they do, though it did not learn that and its predictions are worse.
+    """
+    patch = subject.model.patch_size
+    return subject if subject.data.img_size >= _ENOUGH * patch else subject.at(_MORE * patch)
