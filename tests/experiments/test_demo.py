@@ -47,6 +47,8 @@ def test_the_page_says_what_the_run_came_to(demo):
     assert accuracy in page
     assert f"Test accuracy {accuracy} on {summary['evaluated_images']} images" in said
     assert f"Open {(out / 'index.html').resolve()}" in said
+    assert f"Open {(out / 'explorer.html').resolve()} to look into a CBT" in said
+    assert '"source":"cbt_tiny_patch4_32.cifar10"' in (out / "explorer.html").read_text()
     wrong = round(summary["evaluated_images"] * (1 - summary["top1"] / 100))
     assert f"{wrong} of {summary['evaluated_images']} test images are misread" in page
 

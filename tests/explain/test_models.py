@@ -2,15 +2,16 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from cbsa.cli import app
+from cbsa.explain import at_photographs, open_subject, sample_images
 from cbsa.explain import models as opening
-from cbsa.explain import open_subject, sample_images
 from cbsa.explain.models import open_subjects
-from cbsa.models import create_model, save_model
+from cbsa.models import SHIPPED, create_model, save_model
 from cbsa.train import TrainConfig
 from cbsa.train.fields import to_dict
 from tests.explain.pages import picture
@@ -117,20 +118,48 @@ def test_the_command_writes_a_page(weights, tmp_path):
 def test_the_command_says_that_weights_are_random(tmp_path):
     result = run(picture(tmp_path / "a.png"), "-m", NAME, "-o", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
-    assert "has random weights: give --weights" in plain(result)
+    assert f"has random weights: give --weights, or --model {NAME}.cifar10" in plain(result)
 
 
-def test_the_digits_demo_is_the_default(run_folder, tmp_path, monkeypatch):
+def index_of(page):
+    """What the page knows of its models and images."""
+    return json.loads(page.read_text().split('id="index">')[1].split("</script>")[0])
+
+
+def test_by_default_the_cbt_that_ships_sees_photographs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    image = picture(tmp_path / "a.png")
-    result = run(image)
-    assert result.exit_code == 2
-    assert "outputs/demo/run is not there: give --model" in plain(result)
-    assert "cbsa demo" in plain(result)
-    monkeypatch.setattr(opening, "DEMO", run_folder)
-    result = run(image)
+    result = run()
     assert result.exit_code == 0, result.output
-    assert (tmp_path / "outputs" / "explorer.html").is_file()
+    assert "random" not in plain(result)
+    index = index_of(tmp_path / "outputs" / "explorer.html")
+    assert [(m["name"], m["source"], m["trained"]) for m in index["models"]] == [
+        ("CBT-T", "cbt_tiny_patch4_32.cifar10", True)
+    ]
+    assert [image["name"] for image in index["images"]] == ["china.jpg", "flower.jpg"]
+    assert [image["views"][0]["grid"] for image in index["images"]] == [[24, 24]] * 2
+    labels = {c["label"] for image in index["images"] for c in image["views"][0]["predictions"]}
+    assert labels <= {*SHIPPED["cbt_tiny_patch4_32.cifar10"].config["label_names"]}
+
+
+def test_photographs_are_seen_in_enough_patches(weights):
+    small = open_subject(str(weights))
+    assert at_photographs(small).data.img_size == 24 * 4
+    large = replace(small, data=replace(small.data, img_size=64))
+    assert at_photographs(large) is large
+
+
+def test_all_that_ship_side_by_side():
+    subjects = open_subjects(["shipped"], [], None)
+    assert [s.source for s in subjects] == sorted(SHIPPED)[:4]  # "cbt" is the first, also by the alphabet
+    assert subjects[0].name == "CBT-T"
+    assert all(s.trained and len(s.classes) == s.model.num_classes for s in subjects)
+
+
+def test_a_copy_without_weights_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(opening, "SHIPPED", {})
+    result = run(picture(tmp_path / "a.png"))
+    assert result.exit_code == 2
+    assert "no model given, and this copy of cbsa has no weights with it: give --model" in plain(result)
 
 
 def test_models_of_the_digits_by_name(run_folder, tmp_path, monkeypatch):
@@ -153,8 +182,7 @@ def test_images_of_the_runs_own_data_set(run_folder, tmp_path):
     page = tmp_path / "page.html"
     result = run("-m", run_folder, "--samples", "3", "-o", page)
     assert result.exit_code == 0, result.output
-    text = page.read_text().split('id="index">')[1].split("</script>")[0]
-    names = [image["name"] for image in json.loads(text)["images"]]
+    names = [image["name"] for image in index_of(page)["images"]]
     assert [name.split(" · digits[")[0] for name in names] == ["0", "4", "9"]
     many = sample_images(open_subject(str(run_folder)), 25)
     labels = [name[0] for name, _ in many]
@@ -163,11 +191,10 @@ def test_images_of_the_runs_own_data_set(run_folder, tmp_path):
     assert len({name for name, _ in many}) == 25
 
 
-def test_no_image_and_no_run(weights):
-    result = run("-m", weights)
-    assert result.exit_code == 2
-    assert "no image given, and" in plain(result)
-    assert "give image files" in plain(result)
+def test_without_images_and_without_a_run_there_are_photographs(weights):
+    (name, image), *more = sample_images(open_subject(str(weights)), 6)
+    assert (name, image.size, image.mode) == ("china.jpg", (640, 427), "RGB")
+    assert [name for name, _ in more] == ["flower.jpg"]
 
 
 @pytest.mark.parametrize(

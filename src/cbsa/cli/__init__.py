@@ -14,6 +14,7 @@ from cbsa.cli import (
     segment,
     segmentation_cost,
     segmentation_noise,
+    shipped,
     study,
     study_tables,
     train,
@@ -41,6 +42,7 @@ everything.register(reproduce.app)
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(bench.app, name="bench")
 app.add_typer(segment.app, name="segment")
+app.add_typer(shipped.app, name="weights")
 app.command()(demo)
 app.command()(explain)
 app.command()(train.train)

@@ -17,19 +17,27 @@ def demo(
 ) -> None:
     """Train a small CBT on 8×8 digits on the CPU, about a minute, and write a page about it.
 
+    A second page looks into the CBT that ships with the package, which learnt photographs.
+
     Nothing is downloaded. Interrupted, the same command goes on; finished, it writes the page again.
     """
     from cbsa.cli.train import configure, run_to_end
-    from cbsa.experiments.demo import write_demo_page
+    from cbsa.experiments.demo import write_demo_explorer, write_demo_page
 
     console = Console()
     config = configure("digits_cbt", settings)
     result = run_to_end(config, out / "run", console)
     with console.status("Drawing"):
         page = write_demo_page(result.folder, out)
+        explorer = write_demo_explorer(out)
     console.print(
         f"Test accuracy [bold]{result.summary['top1']:.2f} %[/bold] on "
         f"{result.summary['evaluated_images']} images after {result.summary['seconds']:.0f} s of training.",
         highlight=False,
     )
     console.print(f"[bold]Open {page.resolve()}[/bold]", soft_wrap=True)
+    console.print(
+        f"[bold]Open {explorer.resolve()}[/bold] to look into a CBT that learnt photographs: click any patch",
+        soft_wrap=True,
+        highlight=False,
+    )

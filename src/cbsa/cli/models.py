@@ -32,7 +32,8 @@ def measure(names: list[str]) -> "list[Cost]":
 
 
 def cost_table(costs: "list[Cost]") -> Table:
-    """Ours beside the paper's."""
+    """Ours beside the paper's, and the tags of the weights that ship."""
+    from cbsa.models import SHIPPED
 
     def number(value: float | None, form: str) -> str:
         return "" if value is None else format(value, form)
@@ -40,17 +41,20 @@ def cost_table(costs: "list[Cost]") -> Table:
     table = Table(
         title="Costs of one image, ours beside the [cyan]paper's[/cyan]",
         caption="GFLOPs: twice the multiply-accumulates by the paper's rule (N without CLS, no pooling) and "
-        "counted by PyTorch. Pairs: similarities between tokens or with representatives, in M.",
+        "counted by PyTorch. Pairs: similarities between tokens or with representatives, in M. "
+        "Weights: tags of those that ship, see `cbsa weights`.",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
     table.add_column("model", overflow="fold")
+    table.add_column("weights", overflow="fold")
     for column in ("parameters", "paper", "GFLOPs", "counted", "paper", "pairs", "paper"):
         style = "cyan" if column == "paper" else None
         table.add_column(column, justify="right", no_wrap=True, style=style)
     for c in costs:
         table.add_row(
             c.model,
+            ", ".join(entry.tag for entry in SHIPPED.values() if entry.architecture == c.model),
             f"{c.parameters:,}",
             number(c.paper_parameters, ".1f"),
             f"{c.flops:.3f}",

@@ -7,19 +7,23 @@ import typer
 from rich.console import Console
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Name of a registered model; see `cbsa models`.")]
+ModelOrWeights = Annotated[
+    str,
+    typer.Option("--model", "-m", help="Name of a model, or of weights that ship (MODEL.TAG)."),
+]
 
 
-def _create(name: str) -> Any:
+def _create(name: str, pretrained: bool = False) -> Any:
     from cbsa.models import create_model
 
     try:
-        return create_model(name)
+        return create_model(name, pretrained=pretrained)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--model") from error
 
 
 def export(
-    model: Model,
+    model: ModelOrWeights,
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .onnx, or .pt2 for torch.export.")],
     weights: Annotated[
         Path | None, typer.Option(help="Weights: .safetensors of ours, or a checkpoint of the authors.")
@@ -29,6 +33,7 @@ def export(
     """Export a model for inference, with dynamic batch, height and width."""
     import torch
 
+    from cbsa.models import SHIPPED
     from cbsa.models.checkpoints import (
         CheckpointError,
         load_reference_checkpoint,
@@ -39,7 +44,7 @@ def export(
 
     if out.suffix not in (".onnx", ".pt2"):
         raise typer.BadParameter(f"{out} must end in .onnx or .pt2", param_hint="--out")
-    created = _create(model)
+    created = _create(model, pretrained=model in SHIPPED)
     try:
         if weights is not None and weights.suffix == ".safetensors":
             load_weights(created, read_checkpoint(weights), str(weights))
@@ -48,7 +53,7 @@ def export(
     except (CheckpointError, FileNotFoundError) as error:
         raise typer.BadParameter(str(error), param_hint="--weights") from error
     console = Console()
-    if weights is None:
+    if weights is None and model not in SHIPPED:
         console.print("[yellow]No --weights given: the exported model has random ones.[/yellow]")
     created.fuse()
     with console.status(f"Exporting {model}"):

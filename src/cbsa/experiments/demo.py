@@ -15,6 +15,8 @@ from torch import Tensor
 from cbsa._environment import environment
 from cbsa.analysis import attention_maps, coding_rates
 from cbsa.data import DataConfig, build_eval_loader, normalise, open_source
+from cbsa.explain import at_photographs, open_subject, photographs, write_explorer
+from cbsa.explain.models import shipped_models
 from cbsa.models import Transformer
 from cbsa.report import (
     Picture,
@@ -77,6 +79,12 @@ def write_demo_page(run: Path, out: Path) -> Path:
         "gathers a few representatives of all tokens, contracts them, and broadcasts the contractions back: "
         "a gradient step of a coding-rate objective, in time linear in the number of tokens.",
     )
+
+
+def write_demo_explorer(out: Path) -> Path:
+    """Write a page to look into the CBT that ships, on photographs, into ``out``; returns its path."""
+    subjects = [at_photographs(open_subject(name)) for name in shipped_models()[:1]]
+    return write_explorer(photographs(), subjects, out / "explorer.html")
 
 
 def _test_images(data: DataConfig) -> tuple[Tensor, Tensor]:

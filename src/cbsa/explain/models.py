@@ -8,11 +8,15 @@ import torch
 
 from cbsa._checks import check_int
 from cbsa.data import DataConfig
-from cbsa.models import MODELS, Transformer
+from cbsa.models import MODELS, SHIPPED, Transformer
+from cbsa.train.initial import read_json
 from cbsa.train.run_folder import read_summary
 from cbsa.train.trained import Trained, open_trained, split_label
 
-DEMO = Path("outputs/demo/run")  # where `cbsa demo` leaves its run
+MOST_MODELS = 4  # side by side
+EVERY_SHIPPED = "shipped"  # stands for the default model and its twins: weights of the same tag
+# Families of models that ship, in the order in which they stand side by side.
+_ORDER = ("cbt_", "crate_cbt_", "crate_", "tost_", "agent_", "vit_")
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,10 @@ def open_subject(name: str, weights: str | None = None, labels: Sequence[str] = 
 
     Args:
         name: the folder of a run (``cbsa train``), a folder with ``model.safetensors`` and ``config.json``
-            (also as ``local-dir:FOLDER``), or a registered name.
+            (also as ``local-dir:FOLDER``), the name of weights that ship (``cbsa weights``), or a registered
+            name.
         weights: with a registered name, the file of its weights; without, they are random.
-        labels: names of the classes; by default those that the run stored.
+        labels: names of the classes; by default those stored with the run or the weights.
     """
     folder = Path(name.removeprefix("local-dir:"))
     if folder.name == "model" and (folder.parent / "summary.json").is_file():
@@ -84,12 +89,11 @@ def open_subject(name: str, weights: str | None = None, labels: Sequence[str] = 
         raise ValueError(
             f"{name} has {trained.model.num_classes} classes, but there are {len(classes)} names for them"
         )
-    source = trained.run or trained.weights
     return Subject(
         trained.model,
         trained.label,
         trained.architecture,
-        "random weights, not trained" if source is None else source.name,
+        _source(trained),
         trained.data,
         trained.weights is not None,
         classes,
@@ -98,14 +102,20 @@ def open_subject(name: str, weights: str | None = None, labels: Sequence[str] = 
 
 
 def open_subjects(names: Sequence[str], weights: Sequence[Path], labels: Path | None) -> list[Subject]:
-    """Open the models of a page; the digits demo if none is named.
+    """Open the models of a page; the CBT that ships if none is named.
 
     Args:
-        names: see :func:`open_subject`; ``LABEL=NAME`` says what to call a model.
+        names: see :func:`open_subject`; ``LABEL=NAME`` says what to call a model, and ``shipped`` stands for
+            the CBT that ships and its twins.
         weights: files for those that are registered names, in their order; none for random ones.
         labels: text file with a class name a line, for all models.
     """
-    chosen = [split_label(name) for name in names] or [("", default_model())]
+    names = [one for name in names for one in (shipped_models() if name == EVERY_SHIPPED else [name])]
+    chosen = [split_label(name) for name in names or shipped_models()[:1]]
+    if not chosen:
+        raise ValueError(
+            "no model given, and this copy of cbsa has no weights with it: give --model FOLDER_OR_NAME"
+        )
     named = [name for _, name in chosen if name in MODELS and not Path(name).exists()]
     if weights and len(weights) != len(named):
         raise ValueError(
@@ -128,20 +138,37 @@ def _read_labels(path: Path) -> tuple[str, ...]:
         raise ValueError(f"{path} cannot be read as a text file with a class a line ({error})") from error
 
 
-def default_model() -> str:
-    """The digits demo, if it was trained here."""
-    if not (DEMO / "model" / "model.safetensors").is_file():
-        raise ValueError(
-            f"no model given, and {DEMO} is not there: give --model FOLDER_OR_NAME (`cbsa models` lists "
-            "names), or train the demo first with `cbsa demo`, about a minute on a CPU"
-        )
-    return str(DEMO)
+def shipped_models() -> list[str]:
+    """Names of weights that ship: those of a CBT, then of its twins, which learnt the same data."""
+
+    def place(name: str) -> int:
+        return next((i for i, family in enumerate(_ORDER) if name.startswith(family)), len(_ORDER))
+
+    names = sorted(SHIPPED, key=place)
+    return [name for name in names if SHIPPED[name].tag == SHIPPED[names[0]].tag][:MOST_MODELS]
+
+
+def _source(trained: Trained) -> str:
+    """Where a model comes from, for the reader."""
+    if trained.run is not None:
+        return trained.run.name
+    if trained.weights is None:
+        return "random weights, not trained"
+    shipped = next((entry for entry in SHIPPED.values() if entry.file == trained.weights), None)
+    return trained.weights.name if shipped is None else shipped.name
 
 
 def _stored_classes(trained: Trained) -> tuple[str, ...]:
-    """Classes named in the summary of a run."""
-    summary = read_summary(trained.run) if trained.run is not None else None
-    classes = (summary or {}).get("classes", [])
+    """Classes named in the summary of a run, or beside the weights."""
+    if trained.run is not None:
+        file, key = trained.run / "summary.json", "classes"
+        stored = read_summary(trained.run)
+    elif trained.weights is not None:
+        file, key = trained.weights.with_name("config.json"), "label_names"
+        stored = read_json(file)
+    else:
+        return ()
+    classes = (stored or {}).get(key, [])
     if not isinstance(classes, list):
-        raise ValueError(f"{trained.run}/summary.json: classes must be a list, got {type(classes).__name__}")
+        raise ValueError(f"{file}: {key} must be a list, got {type(classes).__name__}")
     return tuple(str(name) for name in classes)

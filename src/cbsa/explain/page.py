@@ -18,9 +18,8 @@ from cbsa._files import prepare_folder, write_text_atomically
 from cbsa._version import __version__
 from cbsa.explain.gather import check_stored_size, gather
 from cbsa.explain.images import data_uri, open_image, see, thumbnail
-from cbsa.explain.models import Subject, open_subject
+from cbsa.explain.models import MOST_MODELS, Subject, open_subject
 
-MOST_MODELS = 4
 _HEAT = "inferno"
 _SCRIPTS = (
     "decode.js",

@@ -1,4 +1,4 @@
-"""Images of the data set that a model was trained on, for those who have none at hand."""
+"""Images for those who have none at hand: of the data set that a model was trained on, or photographs."""
 
 from pathlib import PurePath
 
@@ -9,23 +9,24 @@ from cbsa._checks import check_int
 from cbsa.data import open_source
 from cbsa.explain.models import Subject
 
+_ENOUGH, _MORE = 14, 24  # patches a side in which a photograph can be recognised, and what to take for fewer
+
 
 def sample_images(subject: Subject, count: int) -> list[tuple[str, Image.Image]]:
     """Take images of the evaluation split of a model's run, one a class as far as there are classes.
 
+    A model that does not come from a run has no data set that could lend some: :func:`photographs` then.
+
     Args:
-        subject: a model that comes from a run.
-        count: how many.
+        subject: a model.
+        count: how many, at most.
 
     Returns:
         Pairs of a name, which tells the true class, and an image; the same every time.
     """
     check_int("count", count)
     if not subject.run:
-        raise ValueError(
-            f"no image given, and {subject.name} does not come from a run whose data set could lend some: "
-            "give image files"
-        )
+        return photographs()[:count]
     source = open_source(subject.data, train=False)
     turn = np.empty(len(source), dtype=np.int64)  # first, second, … of its class
     for label in np.unique(source.labels):
@@ -41,3 +42,27 @@ def sample_images(subject: Subject, count: int) -> list[tuple[str, Image.Image]]
         (f"{names[source.labels[i]]} · {PurePath(source.identify(int(i))).name}", source.read(int(i))[0])
         for i in chosen[:count].tolist()
     ]
+
+
+def photographs() -> list[tuple[str, Image.Image]]:
+    """The two photographs that scikit-learn has with it, as pairs of a name and an image of 640×427 pixels.
+
+    A palace roof by danielbuechele and a flower by vultilion, both under CC BY 2.0.
+    """
+    from sklearn.datasets import load_sample_images  # type: ignore[import-untyped]
+
+    found = load_sample_images()
+    return [
+        (PurePath(name).name, Image.fromarray(pixels))
+        for name, pixels in zip(found.filenames, found.images, strict=True)
+    ]
+
+
+def at_photographs(subject: Subject) -> Subject:
+    """The same model at a size at which a photograph can be recognised: its own, or 24 patches a side.
+
+    A model of 32 px with patches of 4 px sees 8×8 patches, in which maps have no shape. At three times its
+    size they do, though it did not learn that and its predictions are worse.
+    """
+    patch = subject.model.patch_size
+    return subject if subject.data.img_size >= _ENOUGH * patch else subject.at(_MORE * patch)

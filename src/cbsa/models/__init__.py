@@ -12,13 +12,16 @@ from cbsa.models.checkpoints import (
     save_model,
 )
 from cbsa.models.registry import MODELS
+from cbsa.models.shipped import SHIPPED, Shipped
 from cbsa.models.tost import ToST
 from cbsa.models.transformer import Block, Transformer
 
 __all__ = [
     "MODELS",
+    "SHIPPED",
     "Block",
     "CheckpointError",
+    "Shipped",
     "ToST",
     "Transformer",
     "create_model",
@@ -32,8 +35,9 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> Any:
     """Create a registered model: ``timm.create_model`` for the models of this package.
 
     Args:
-        name: a name of ``MODELS``, or ``local-dir:…`` / ``hf-hub:…`` as in timm.
-        pretrained: load its weights.
+        name: a name of ``MODELS``, with a tag (a name of ``SHIPPED``) for one of several weights, or
+            ``local-dir:…`` / ``hf-hub:…`` as in timm.
+        pretrained: load its weights; those of ``SHIPPED`` are in the package.
         kwargs: arguments of :class:`Transformer`, and timm's (``features_only=True``, …).
 
     Returns:

@@ -6,6 +6,7 @@ Files are untrusted: pickles are read with ``weights_only=True`` alone, so no co
 import json
 import pickle
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,6 +99,7 @@ def fit_positions(state_dict: dict[str, Tensor], model: Transformer) -> dict[str
     side = round((positions.shape[1] - 1) ** 0.5)
     if side * side != positions.shape[1] - 1 or positions.shape[2] != model.embed_dim:
         return state_dict  # for load_state_dict to report
+    positions = positions.to(model.pos_embed.dtype)  # weights may be stored in bfloat16
     patches = resample_tokens(positions[:, 1:], (side, side), model.grid)
     return state_dict | {"pos_embed": torch.cat([positions[:, :1], patches], 1)}
 
@@ -172,7 +174,13 @@ def model_arguments(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def save_model(
-    model: Transformer | ToST, folder: str | Path, *, architecture: str, card: str | None = None
+    model: Transformer | ToST,
+    folder: str | Path,
+    *,
+    architecture: str,
+    card: str | None = None,
+    classes: Sequence[str] = (),
+    dtype: torch.dtype | None = None,
 ) -> Path:
     """Write a model as timm's ``local-dir:`` and ``hf-hub:`` expect it.
 
@@ -181,17 +189,25 @@ def save_model(
         folder: ``model.safetensors``, ``config.json`` and ``README.md`` (a model card) are written into it.
         architecture: its name in the registry.
         card: text of the card; by default a skeleton to be filled in.
+        classes: names of the classes.
+        dtype: what to round floating-point numbers to, e.g. ``torch.bfloat16``; by default they stay as they
+            are.
 
     Returns:
         The folder.
     """
+    if classes and len(classes) != model.num_classes:
+        raise ValueError(f"there are {len(classes)} names for the {model.num_classes} classes of the model")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    tensors = {
+        k: v.detach().to("cpu", dtype if v.is_floating_point() else None).contiguous()
+        for k, v in model.state_dict().items()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "architecture": architecture})
     legacy = any(isinstance(m, CBSA) and m.legacy_pool for m in model.modules())
     pretrained_cfg = dict(getattr(model, "pretrained_cfg", None) or {})
-    for key in ("url", "hf_hub_id", "file", "source", "architecture", "tag", "custom_load"):
+    for key in ("url", "hf_hub_id", "file", "source", "architecture", "tag", "custom_load", "label_names"):
         pretrained_cfg.pop(key, None)
     channels = model.patch_embed.in_chans if isinstance(model, Transformer) else model.in_chans
     pretrained_cfg |= {"input_size": [channels, *model.img_size], "num_classes": model.num_classes}
@@ -203,6 +219,8 @@ def save_model(
         "model_args": model_arguments(model) | {"img_size": list(model.img_size)},
         "pretrained_cfg": pretrained_cfg,
     }
+    if classes:
+        config["label_names"] = list(classes)  # timm's word
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "README.md").write_text(card if card is not None else _card(model, architecture, legacy))
     return folder

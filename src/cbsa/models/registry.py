@@ -3,8 +3,10 @@
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import PretrainedCfg, build_model_with_cfg, generate_default_cfgs, register_model
 
+from cbsa._checks import check_choice
+from cbsa.models.shipped import SHIPPED
 from cbsa.models.tost import ToST
 from cbsa.models.transformer import Transformer
 
@@ -90,11 +92,13 @@ def _entries() -> dict[str, tuple[dict[str, Any], str]]:
 
 MODELS = _entries()
 """All registered models: name -> (arguments of the model, what it is)."""
+UNTRAINED = "untrained"  # tag of a model without weights
+_cfgs: dict[str, dict[str, Any] | PretrainedCfg] = {
+    f"{name}.{UNTRAINED}": _default_cfg(arguments["img_size"], arguments.get("stem", "conv"))
+    for name, (arguments, _) in MODELS.items()
+}
 default_cfgs = generate_default_cfgs(
-    {
-        f"{name}.untrained": _default_cfg(arguments["img_size"], arguments.get("stem", "conv"))
-        for name, (arguments, _) in MODELS.items()
-    }
+    _cfgs | {name: entry.pretrained_cfg() for name, entry in SHIPPED.items()}
 )
 
 
@@ -105,16 +109,41 @@ def checkpoint_filter_fn(state_dict: dict[str, Any], model: Transformer | ToST) 
     return fit_positions(state_dict, model) if isinstance(model, Transformer) else state_dict
 
 
+def _choose_tag(name: str, tag: str | None, pretrained: bool, overlay: dict[str, Any] | None) -> str:
+    """Which weights of a model are meant, or which configuration of it if none are to be loaded.
+
+    Without a tag and without weights a model is the same whatever weights of it there are.
+    """
+    known = default_cfgs[name]
+    tag = check_choice(f"tag of {name}", tag or (known.tags[0] if pretrained else UNTRAINED), known.cfgs)
+    elsewhere = any((overlay or {}).get(key) for key in ("file", "url", "hf_hub_id", "state_dict"))
+    if pretrained and not known.cfgs[tag].has_weights and not elsewhere:
+        what = f"{name}.{tag}" if known.is_pretrained else name
+        raise ValueError(
+            f"pretrained=True: no weights of {what} ship with cbsa. Those that do: "
+            f"{', '.join(SHIPPED) or 'none'}. A checkpoint of the authors loads with "
+            "cbsa.models.load_reference_checkpoint(model, path); "
+            "pretrained=False gives random weights"
+        )
+    return tag
+
+
 def _register(name: str, arguments: dict[str, Any], what: str) -> None:
     def entry(pretrained: bool = False, **kwargs: Any) -> Transformer | ToST:
         out_indices = kwargs.pop("out_indices", 3)
+        given: dict[str, Any] = {}
+        if not isinstance(kwargs.get("pretrained_cfg"), (dict, PretrainedCfg)):
+            overlay = kwargs.get("pretrained_cfg_overlay")
+            tag = _choose_tag(name, kwargs.get("pretrained_cfg"), pretrained, overlay)
+            kwargs["pretrained_cfg"] = tag
+            given = SHIPPED[f"{name}.{tag}"].arguments if tag != UNTRAINED else {}
         model: Any = build_model_with_cfg(
             ToST if name.startswith("tost_cab_") else Transformer,
             name,
             pretrained,
             pretrained_filter_fn=checkpoint_filter_fn,
             feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
-            **(arguments | kwargs),
+            **(arguments | given | kwargs),
         )
         return model  # type: ignore[no-any-return]
 

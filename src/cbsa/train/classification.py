@@ -225,7 +225,8 @@ class Classification(Task[Metrics]):
             return
         cfg: Any = {**vars(model).get("pretrained_cfg", {}), **transform}
         model.pretrained_cfg = cfg
-        save_model(model, out, architecture=config.model.name, card=_card(config, summary))
+        card, classes = _card(config, summary), summary["classes"]
+        save_model(model, out, architecture=config.model.name, card=card, classes=classes)
 
 
 def _card(config: TrainConfig, summary: Mapping[str, Any]) -> str:

@@ -21,7 +21,8 @@ class ModelConfig:
         name: a registered model (``cbsa models``), or any other model of timm.
         kwargs: further arguments of :func:`timm.create_model`, e.g. ``model.kwargs.embed_dim=64``.
         weights: weights to start from: a run's folder, a folder written by ``save_model``, a ``.safetensors``
-            file, or a checkpoint of a run or of the authors. The classifier is kept if its classes agree.
+            file, a checkpoint of a run or of the authors, or the name of weights that ship with the package.
+            The classifier is kept if its classes agree.
         checkpointing: recompute activations in the backward pass instead of storing them. None leaves it to
             the model: ours do so above a size (:meth:`cbsa.models.Transformer.set_grad_checkpointing`).
     """

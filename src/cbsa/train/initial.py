@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from cbsa.adaptation.stored import ARGUMENT, apply_stored, stored_styles
 from cbsa.models import (
     MODELS,
+    SHIPPED,
     CheckpointError,
     ToST,
     Transformer,
@@ -183,14 +184,15 @@ def _name_of_classifier(pretrained_cfg: Any) -> str:
 
 
 def _find_weights(path: str) -> Path:
-    """The file of weights that a file or folder stands for."""
-    given = Path(path)
+    """The file of weights that a file, a folder or the name of shipped ones stands for."""
+    given = SHIPPED[path].folder if path in SHIPPED and not Path(path).exists() else Path(path)
     candidates = (given, given / "model" / "model.safetensors", given / "model.safetensors")
     for candidate in candidates:
         if candidate.is_file():
             return candidate
     raise FileNotFoundError(
-        f"model.weights={path!r}: no such file, nor a folder with model.safetensors in it or in its model/"
+        f"model.weights={path!r}: no such file, nor a folder with model.safetensors in it or in its model/, "
+        "nor weights that ship with cbsa (`cbsa weights` lists them)"
     )
 
 

@@ -11,9 +11,9 @@ from torch import nn
 from cbsa._checks import check_choice
 from cbsa.adaptation.stored import ARGUMENT
 from cbsa.data import DataConfig
-from cbsa.models import MODELS, CheckpointError, read_checkpoint
+from cbsa.models import MODELS, SHIPPED, CheckpointError, read_checkpoint
 from cbsa.models.checkpoints import rename_reference_keys
-from cbsa.models.registry import SIZES
+from cbsa.models.registry import SIZES, UNTRAINED
 from cbsa.train.assess import config_of_run
 from cbsa.train.checkpoint import read_run_checkpoint, stored_config
 from cbsa.train.config import ModelConfig, TrainConfig
@@ -53,7 +53,8 @@ def open_trained(name: str, weights: str | None = None) -> Trained:
     Args:
         name: the folder of a run (``cbsa train``), finished or not; a folder with ``model.safetensors`` and
             ``config.json`` (``cbsa convert``, a run's ``model/``; timm's ``local-dir:`` may stand before it);
-            a ``.safetensors`` file beside its ``config.json``, or a run's ``.pt``; or a registered name.
+            a ``.safetensors`` file beside its ``config.json``, or a run's ``.pt``; the name of weights that
+            ship with the package (``cbsa weights``); or a registered name.
         weights: with a registered name, the file or folder of its weights; without, they are random.
     """
     found = find_trained(name, weights)
@@ -85,6 +86,8 @@ def find_trained(name: str, weights: str | None = None, known: Collection[str] =
     """
     name = name.removeprefix("local-dir:")
     path = Path(name).expanduser()
+    if name in SHIPPED and weights is None and not path.exists():
+        return _config(None, name, MODELS)
     if name in known and not path.exists():
         return _config(name, weights, known)
     if weights is not None:
@@ -92,7 +95,7 @@ def find_trained(name: str, weights: str | None = None, known: Collection[str] =
     if not path.exists() and path.name != name:
         raise FileNotFoundError(f"model {name!r}: there is no such folder or file")
     if not path.exists():
-        check_choice("model", name, known)  # names the nearest
+        check_choice("model", name, [*known, *SHIPPED])  # names the nearest
     if path.is_dir() and ((path / "checkpoints").is_dir() or (path / "model").is_dir()):
         return Found(config_of_run(path), True, path)
     return _config(None, name, known)
@@ -158,7 +161,8 @@ def _taking(given: dict[str, Any], architecture: str) -> DataConfig:
 
 def _defaults(architecture: str) -> dict[str, Any]:
     """What the registry says of a model of ours or of timm's."""
-    found: Any = timm.get_pretrained_cfg(architecture)
+    known = f"{architecture}.{UNTRAINED}" if architecture in MODELS else architecture
+    found: Any = timm.get_pretrained_cfg(known)
     values: dict[str, Any] = found.to_dict()
     return values
 
