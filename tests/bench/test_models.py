@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cbsa import paper
 from cbsa.bench import model_forms, models
 from cbsa.bench.gate import Check, refusal
 from cbsa.bench.model_forms import Form, prepare
 from cbsa.bench.results import load_results
-from cbsa.experiments import paper, throughput
+from cbsa.experiments import throughput
 from tests.compare import DEVICES
 
 CPU = torch.device("cpu")

@@ -11,6 +11,7 @@ from PIL import Image
 from sklearn.metrics import jaccard_score
 from typer.testing import CliRunner
 
+from cbsa import paper
 from cbsa.analysis import (
     attention_maps,
     coding_rates,
@@ -22,7 +23,7 @@ from cbsa.analysis import (
 from cbsa.analysis.segmentation import canonical
 from cbsa.cli import app
 from cbsa.data import DataConfig, open_voc, segmentation_loader
-from cbsa.experiments import attn_map, digits, paper, zero_shot
+from cbsa.experiments import attn_map, digits, zero_shot
 from cbsa.experiments.images import ImageChoice, LabelledImages
 from cbsa.experiments.subjects import open_subjects
 from cbsa.models import create_model, save_model

@@ -6,8 +6,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from cbsa import paper
 from cbsa.cli import app
-from cbsa.experiments import paper, seg_cost
+from cbsa.experiments import seg_cost
 from cbsa.segmentation import CBTDecoder, DepictDecoder, MaskTransformer
 from cbsa.segmentation.cost import counted_macs, decoder_cost, layer_macs, pairwise_similarities
 from tests.test_package import ROOT, table_in

@@ -110,8 +110,9 @@ def table_throughput(
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything anew.")] = False,
 ) -> None:
     """Measure images per second of CBT, ViT, CRATE and ToST at 512 px (table wall-clock)."""
+    from cbsa import paper
     from cbsa.cli.bench import choose_device, good_errors, positive, show_progress, split
-    from cbsa.experiments import paper, throughput
+    from cbsa.experiments import throughput
 
     console = Console()
     with good_errors():

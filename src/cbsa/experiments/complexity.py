@@ -8,8 +8,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from cbsa import paper
 from cbsa._files import prepare_folder
-from cbsa.experiments import paper
 from cbsa.experiments.report import save_figure, save_results
 from cbsa.layers import build_attention
 from cbsa.models import MODELS, create_model

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from cbsa import paper
 from cbsa.bench.tables import Grid
-from cbsa.experiments import paper
 from cbsa.experiments.study_table import (
     Line,
     lines_of,

@@ -4,8 +4,9 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cbsa import paper
 from cbsa.bench.tables import Grid
-from cbsa.experiments import paper, rank
+from cbsa.experiments import rank
 from cbsa.experiments.study_table import (
     Line,
     lines_of,

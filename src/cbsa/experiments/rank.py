@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cbsa import paper
 from cbsa.analysis import ExtractionRanks, extraction_rank
 from cbsa.bench.tables import Grid
-from cbsa.experiments import paper
 from cbsa.experiments.images import ImageChoice
 from cbsa.experiments.report import save_analysis
 from cbsa.experiments.subjects import Start, Subject, measure, silent

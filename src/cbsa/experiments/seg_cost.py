@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from cbsa import paper
 from cbsa._files import prepare_folder
 from cbsa.bench.tables import Grid
-from cbsa.experiments import paper
 from cbsa.experiments.report import save_results
 from cbsa.models.registry import SIZES
 from cbsa.segmentation import DECODERS

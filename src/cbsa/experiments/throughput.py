@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
+from cbsa import paper
 from cbsa._files import write_text_atomically
 from cbsa.bench import models as bench
 from cbsa.bench.model_forms import INFERENCE, TRAINING
 from cbsa.bench.results import DONE, Results, Row, ratio
 from cbsa.bench.tables import Grid
-from cbsa.experiments import paper
 
 FILE = "table-throughput.json"
 IMG_SIZE, NUM_CLASSES = 512, 10  # the paper's: CIFAR-10 at 512×512

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cbsa import paper
 from cbsa.analysis import ZeroShotSegmentation, zero_shot_segmentation
 from cbsa.analysis.segmentation import TARGETS, canonical
 from cbsa.bench.tables import Grid
 from cbsa.data import SegmentationLoader, segmentation_loader
-from cbsa.experiments import paper
 from cbsa.experiments.images import ImageChoice
 from cbsa.experiments.masks import DIGITS_NOTE, open_masks
 from cbsa.experiments.report import save_analysis

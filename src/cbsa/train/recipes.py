@@ -10,7 +10,7 @@ from typing import Any
 
 from cbsa._checks import check_choice
 from cbsa.data.config import AugmentConfig, DataConfig
-from cbsa.experiments.paper import CLASSIFICATION  # plain numbers: it imports nothing
+from cbsa.paper import CLASSIFICATION
 from cbsa.train.config import (
     ModelConfig,
     OptimizerConfig,

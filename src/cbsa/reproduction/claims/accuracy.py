@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from cbsa.experiments import paper
+from cbsa import paper
 from cbsa.reproduction.claim import (
     FAILS,
     HOLDS,

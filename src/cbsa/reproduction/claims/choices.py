@@ -2,7 +2,7 @@
 
 import statistics
 
-from cbsa.experiments import paper
+from cbsa import paper
 from cbsa.experiments.rank import MeanRanks, mean_ranks
 from cbsa.report.style import UNTRAINED
 from cbsa.reproduction.claim import FAILS, HOLDS, NOT_YET, PARTLY, Claim, Finding, Look

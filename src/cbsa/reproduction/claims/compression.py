@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from cbsa.experiments import paper
+from cbsa import paper
 from cbsa.report.style import UNTRAINED
 from cbsa.reproduction.claim import FAILS, HOLDS, NOT_YET, PARTLY, Claim, Finding, not_here
 from cbsa.reproduction.claims.photographs import EARLIER, SCALE, of_size, path_of

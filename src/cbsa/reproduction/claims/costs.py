@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cbsa.experiments import paper
+from cbsa import paper
 from cbsa.experiments.complexity import HEADS, PATCH, WIDTH
 from cbsa.reproduction.claim import FAILS, HOLDS, PARTLY, Claim, Finding
 from cbsa.reproduction.evidence import Evidence

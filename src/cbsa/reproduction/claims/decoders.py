@@ -1,6 +1,6 @@
 """Segmentation decoders: section 4.2 and figure segmentation, left."""
 
-from cbsa.experiments import paper
+from cbsa import paper
 from cbsa.reproduction.claim import FAILS, HOLDS, PARTLY, Claim, Finding
 from cbsa.reproduction.claims.robustness import CAMVID
 from cbsa.reproduction.evidence import Evidence

@@ -1,6 +1,6 @@
 """Emergent segmentation: figure attn_map, tables qual-seg and qual-seg-layers."""
 
-from cbsa.experiments import paper
+from cbsa import paper
 from cbsa.reproduction.claim import FAILS, HOLDS, NOT_YET, PARTLY, Claim, Finding, order_verdict
 from cbsa.reproduction.claims.photographs import SCALE, largest_size, of_size, path_of
 from cbsa.reproduction.evidence import Evidence

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cbsa.experiments import paper
+from cbsa import paper
 from cbsa.reproduction.claim import FAILS, HOLDS, PARTLY, Claim, Finding
 from cbsa.reproduction.claims.photographs import path_of
 from cbsa.reproduction.evidence import Evidence
