@@ -39,6 +39,9 @@ def configure(config: AdaptConfig, model: str, weights: str | None = None) -> Ad
 def check_original(config: AdaptConfig) -> None:
     """Refuse a model that cannot be adapted before its weights are downloaded: it is built without memory."""
     kwargs = {k: v for k, v in config.model.kwargs.items() if k not in ("pretrained", "checkpoint_path")}
-    with torch.device("meta"):
-        model = build_model(replace(config, model=replace(config.model, kwargs=kwargs)), num_classes=1)
+    try:
+        with torch.device("meta"):
+            model = build_model(replace(config, model=replace(config.model, kwargs=kwargs)), num_classes=1)
+    except RuntimeError:  # some of timm's models cannot be built so: they are checked when they are there
+        return
     adapt(model, config.swap.style, layers=config.swap.layers)
