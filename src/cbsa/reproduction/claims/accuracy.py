@@ -71,8 +71,8 @@ def _shorter(found: Evidence, missing: MissingError) -> Finding:
     if laptop:
         ranked = sorted(laptop, key=lambda name: -statistics.mean(laptop[name]))
         shown = ", ".join(f"{name}-T {spread(laptop[name])}" for name in ranked)
-        parts.append(f"CIFAR-10, ten epochs, one seed, CPU: {shown}")
-        doubt = "One seed, no rate tuned; ten epochs are too short to rank."
+        parts.append(f"CIFAR-10, a few epochs on a CPU, one seed: {shown}")
+        doubt = "One seed, no rate tuned; a few epochs are too short to rank."
     return Finding(
         NOT_YET,
         ". ".join(parts),
