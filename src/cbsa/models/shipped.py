@@ -70,3 +70,4 @@ def read_shipped(folder: Path = FOLDER) -> dict[str, Shipped]:
 
 
 SHIPPED = read_shipped()
+"""Weights that ship with the package: name with tag -> entry."""
