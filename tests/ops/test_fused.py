@@ -110,7 +110,8 @@ def test_value_and_every_gradient_are_as_good_as_plain_pytorch(
         # draws the errors are alike (4e-7 and 6e-7), in one either may be several times the other. On a GPU
         # float32 is three TF32 products, of wide heads in blocks.
         floor_ulps=(40 if shape[-1] > 64 else 20) if dtype == torch.float32 else 0.5,
-        draws=KERNEL_DRAWS,
+        # With one head and many representatives it is luck over two draws as well.
+        draws=3 * KERNEL_DRAWS if shape in MANY else KERNEL_DRAWS,
     )
 
 
