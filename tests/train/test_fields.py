@@ -68,6 +68,7 @@ def something_else(name):
         float: ("0.125", 0.125),
         str: ("some text, with = in it", "some text, with = in it"),
         str | None: ("/some/where", "/some/where"),
+        bool | None: ("false", False),
         dict[str, typing.Any]: ('{"depth": 3}', {"depth": 3}),
         tuple[float, float]: ("0.25,0.75", (0.25, 0.75)),
     }
