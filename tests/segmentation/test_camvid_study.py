@@ -138,3 +138,20 @@ def test_a_command_that_fails_is_named(study, tmp_path):
     with pytest.raises(RuntimeError, match=r"cbsa segment train camvid_cbt_tiny .* failed; see"):
         program.go(make("data.crop=12"))
     assert "data.crop" in (tmp_path / "out/log.txt").read_text()
+
+
+def test_numbers_in_the_documentation_are_those_committed():
+    folder = BENCHMARKS / "results/cpu/camvid"
+    found = json.loads((folder / "results.json").read_text())["decoders"]
+    noise = json.loads((folder / "fig-seg-noise.json").read_text())["by_sigma"]
+    text = (BENCHMARKS.parent / "docs/segmentation_training.md").read_text()
+    for part in found.values():
+        means = {row["sigma"]: f"{row['mean']:.1f}" for row in noise[part["label"]]}
+        cells = (part["label"], f"{part['test']['miou']:.1f}")
+        cells += (f"{part['speed']['decoder_parameters'] / 1e6:.3f} M",)
+        assert f"| {' | '.join(cells)} | {means[0]} → {means[0.1]} → {means[0.5]} |" in text
+    nowhere = [
+        c for c in found["cbt"]["test"]["iou"] if all(p["test"]["iou"][c] < 0.1 for p in found.values())
+    ]
+    assert len(nowhere) == 5
+    assert "five of the eleven classes have an IoU\nbelow 0.1 % with all of them" in text

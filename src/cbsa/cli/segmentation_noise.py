@@ -74,9 +74,10 @@ def fig_seg_noise(
                 )
             runs[label] = {"run": str(folder), "data": to_dict(config)["data"]}
     cells = [
-        (label, *(spread(scores, 1) for scores in result.scores.tolist())) for label, result in found.items()
+        (f"{sigma:g}", *(spread(result.scores[i].tolist(), 1) for result in found.values()))
+        for i, sigma in enumerate(values)
     ]
-    columns = ("decoder", *(f"σ = {sigma:g}" for sigma in values))
+    columns = ("σ", *found)
     title = "Figure segmentation (middle, right): mIoU in % under noise on the decoder"
     if seeds > 1:
         title += f", mean ± standard deviation over {seeds} draws"
