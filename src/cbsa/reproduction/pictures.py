@@ -118,8 +118,8 @@ PICTURES = (
         "Figure segmentation, middle and right, after some minutes on a CPU",
         "Mean IoU on CamVid against the noise on the decoder's attention, decoders trained for four epochs: "
         "at σ = 0.1 Segmenter's has fallen to a fifth of its score and CBT† to less than half, CBT keeps "
-        "four fifths and DEPICT all of it. The models are far from trained (mIoU of 20 to 23 %): a sign, not a "
-        "verdict.",
+        "four fifths and DEPICT all of it. The models are far from trained (mIoU of 20 to 23 %): a sign, "
+        "not a verdict.",
         "python benchmarks/camvid_study.py (docs/segmentation_training.md has the whole line)",
     ),
     Picture(
