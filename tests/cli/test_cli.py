@@ -1,4 +1,4 @@
-"""The command line as a user meets it: in a process of its own."""
+"""The command line as a user meets it: in a process of its own, but for what can be told without one."""
 
 import json
 import subprocess
@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import cbsa
+from cbsa.cli import app
 
 PROGRAM = Path(sys.executable).with_name("cbsa")
 COMMAND = [str(PROGRAM)] if PROGRAM.exists() else [sys.executable, "-c", "from cbsa.cli import app; app()"]
@@ -34,8 +36,8 @@ def test_version():
     ],
 )
 def test_help(arguments, words):
-    result = run(*arguments)
-    assert result.returncode == 0
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0
     assert all(word in result.stdout for word in words)
 
 
@@ -67,7 +69,14 @@ def test_reproduce_fig_3d_says_where_to_look(tmp_path):
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
-    result = run(*arguments)
-    assert result.returncode == 2
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
     assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert isinstance(result.exception, SystemExit)  # a message, and no traceback
+
+
+def test_a_bad_argument_in_a_process_of_its_own():
+    result = run("reproduce", "fig-3d", "--noise", "-1")
+    assert result.returncode == 2
+    assert "noise must be between 1e-6 and 1e6, got -1.0" in " ".join(result.stderr.replace("│", " ").split())
     assert "Traceback" not in result.stderr

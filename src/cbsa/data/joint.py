@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from PIL import Image
-from timm.data import IMAGENET_DEFAULT_MEAN
 from torch import Tensor
 
 from cbsa.data.decode import to_channels
@@ -80,6 +79,8 @@ def mean_colour(config: MaskDataConfig) -> list[int]:
 
     ImageNet's if ``config.mean`` is None; runs have filled it in by now.
     """
+    from timm.data import IMAGENET_DEFAULT_MEAN
+
     return [min(255, round(255 * mean)) for mean in config.mean or IMAGENET_DEFAULT_MEAN]
 
 
