@@ -37,7 +37,16 @@ def _register(name: str, make: Callable[[], SegmentConfig], description: str) ->
 
 # size: mIoU on ADE20K of the CBT decoder (authors)
 AUTHORS_MIOU = {"tiny": 39.1, "small": 45.8, "base": 49.3, "large": 53.3}
-
+# Segmenter's settings for Pascal-Context; VOC 2012, for which it has none, takes them too.
+_SEGMENTER_PASCAL: dict[str, Any] = {
+    "short_side": 520,
+    "crop": 480,
+    "stride": 320,
+    "lr": 1e-3,
+    "epochs": 256,
+    "batch_size": 16,
+    "eval_every": 16,
+}
 _PRETRAINED: dict[str, dict[str, Any]] = {
     "ade20k": {
         "short_side": 512,
@@ -64,25 +73,13 @@ _PRETRAINED: dict[str, dict[str, Any]] = {
         "root": "/data/cityscapes",
     },
     "pascal_context": {
-        "short_side": 520,
-        "crop": 480,
-        "stride": 320,
-        "lr": 1e-3,
-        "epochs": 256,
-        "batch_size": 16,
-        "eval_every": 16,
+        **_SEGMENTER_PASCAL,
         "what": "Pascal-Context (4,996 images, 59 classes), with Segmenter's settings",
         "name": "Pascal-Context with masks converted as docs/segmentation_training.md says",
         "root": "/data/VOCdevkit/VOC2010",
     },
     "voc": {
-        "short_side": 520,
-        "crop": 480,
-        "stride": 320,
-        "lr": 1e-3,
-        "epochs": 256,
-        "batch_size": 16,
-        "eval_every": 16,
+        **_SEGMENTER_PASCAL,
         "what": "PASCAL VOC 2012 (1,464 images, 21 classes), with Segmenter's settings for Pascal-Context",
         "name": "VOC2012",
         "root": "/data/VOCdevkit/VOC2012",
