@@ -17,12 +17,14 @@ def put(root, path, content):
         file.write_text(json.dumps(content))
 
 
-def put_run(root, job, top1=None, *, dataset="tiny_imagenet", model="cbt_tiny_patch4_64", **result):
+def put_run(
+    root, job, top1=None, *, scale="studies", dataset="tiny_imagenet", model="cbt_tiny_patch4_64", **result
+):
     """The record of a run as a study keeps it; without an accuracy it failed."""
     found = {} if top1 is None else {"top1": top1, "model": model, **result}
     put(
         root,
-        f"studies/{job}.json",
+        f"{scale}/{job}.json",
         {
             "job": job,
             "status": "failed" if top1 is None else "done",

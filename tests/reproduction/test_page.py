@@ -11,7 +11,7 @@ from cbsa.reproduction.claim import HOLDS, NOT_HERE, NOT_YET, VERDICTS, judge
 from cbsa.reproduction.claims import SUBJECTS
 from cbsa.reproduction.page import report
 from cbsa.reproduction.pictures import PICTURES
-from cbsa.studies.manifest import study_names
+from cbsa.studies.manifest import scale_names, study_names
 from cbsa.train.recipes import RECIPES
 from tests.reproduction.made_up import put, put_run
 from tests.test_package import ROOT
@@ -60,7 +60,7 @@ def test_commands_exist():
         if words[:2] == ["cbsa", "reproduce"]:
             assert words[2] in experiments, command
         elif words[:2] == ["cbsa", "study"]:
-            assert words[2] in study_names(), command
+            assert words[2] in (*study_names(), *scale_names()), command
         elif words[:2] == ["cbsa", "finetune"]:
             assert words[2] in RECIPES, command
         elif words[0] in ("python", "pytest"):
@@ -116,9 +116,19 @@ def test_the_page_counts_and_lists_what_failed(results):
     put_run(root, "gap/cbsa/seed1")
     put(root, "studies/analyses/rank/fig-rank.json", {"no": "record"})
     text = report(root, root / "PAGE.md")
-    assert f"| {HOLDS} | 1 |" in text
+    assert f"| {HOLDS} | 1 |  |" in text
     assert "fair 1, gap 1. 1 of them failed." in text
     assert "| gap/cbsa/seed1 | the loss \\| is NaN | `cbsa train gap/cbsa/seed1` |" in text
+
+
+def test_the_page_marks_verdicts_about_small_models(results):
+    root, _ = results
+    put_run(root, "fair/mssa-t/seed0", 60.0, scale="pocket")
+    put_run(root, "fair/linear-t/seed0", 50.0, scale="pocket")
+    text = report(root, root / "PAGE.md")
+    assert f"| {HOLDS} | 2 | 1 |" in text
+    assert "| [linear-below-softmax](#linear-below-softmax) | appendix A | holds (small) |" in text
+    assert "pocket/fair 2" in text
 
 
 def test_a_file_that_is_no_record_is_named(results):

@@ -80,12 +80,33 @@ def test_a_failed_seed_is_no_result(tmp_path):
 def test_shorter_runs_do_not_rank(tmp_path):
     for run, top1 in (("cbt", 45.4), ("crate", 48.4)):
         put(tmp_path, f"tiny-imagenet/runs/{run}/summary.json", {"top1": top1})
-    put_run(tmp_path, "laptop/cbsa-t/seed0", 70.0)
-    put_run(tmp_path, "laptop/tssa-t/seed0", 75.0)
     finding = judge(CLAIMS["fair-t"], tmp_path).finding
     assert finding.verdict == NOT_YET
-    assert "TSSA-T 75.0 %, CBSA-T 70.0 %" in finding.measured
-    assert "too short to rank" in finding.reason
+    assert "MSSA-T 48.4 %, CBSA-T 45.4 %" in finding.measured
+    assert "no rate tuned" in finding.reason
+
+
+def test_small_models_stand_in_until_larger_ones_are_there(tmp_path):
+    for name, top1 in FAIR.items():
+        put_run(tmp_path, f"fair/{name}-t/seed0", 60.0 - top1, scale="pocket")
+    small = judge(CLAIMS["fair-t"], tmp_path)
+    assert (small.finding.verdict, small.finding.is_small) == (FAILS, True)
+    assert small.finding.measured.startswith("CIFAR-10, 32 px, width 64")
+    for name in list(FAIR)[:-1]:
+        put_run(tmp_path, f"fair/{name}-t/seed0", FAIR[name])
+    assert judge(CLAIMS["fair-t"], tmp_path) == small  # the larger scale is not whole: scales do not mix
+    put_run(tmp_path, f"fair/{list(FAIR)[-1]}-t/seed0", FAIR[list(FAIR)[-1]])
+    large = judge(CLAIMS["fair-t"], tmp_path)
+    assert (large.finding.verdict, large.finding.is_small) == (HOLDS, False)
+    assert all(source.startswith("benchmarks/results/studies/") for source in large.sources)
+
+
+def test_small_ablations_share_the_unchanged_model_of_the_fair_comparison(tmp_path):
+    put_run(tmp_path, "fair/cbsa-t/seed0", 60.0, scale="pocket")
+    put_run(tmp_path, "ablations/tied/seed0", 55.0, scale="pocket")
+    judged = judge(CLAIMS["over-parameterised"], tmp_path)
+    assert (judged.finding.verdict, judged.finding.is_small) == (HOLDS, True)
+    assert "benchmarks/results/pocket/fair/cbsa-t/seed0.json" in judged.sources
 
 
 @pytest.mark.parametrize(

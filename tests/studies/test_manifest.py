@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
+from cbsa import paper
 from cbsa.studies.manifest import (
     SPEED,
     TRAIN,
@@ -14,6 +15,7 @@ from cbsa.studies.manifest import (
     read_studies,
     read_study,
     runs_of,
+    scale_names,
     speed_of,
     study_names,
     tuning_of,
@@ -30,16 +32,32 @@ STUDIES = study_names()
 def test_studies_of_the_package():
     assert STUDIES == ["fair", "transfer", "analyses", "gap", "ablations", "laptop"]
     assert [study.name for study in read_studies("all")] == STUDIES[:-1]  # the last is for a CPU
+    assert scale_names() == ["pocket", "smoke"]
+    assert [study.name for study in read_studies("pocket")] == ["fair", "gap", "ablations"]
+    assert read_study("pocket/fair").path != read_study("fair").path
 
 
-@pytest.mark.parametrize("name", STUDIES)
+def test_in_a_pocket_all_take_the_rates_of_the_fair_comparison():
+    fair, *others = read_studies("pocket")
+    sources = {e.name: {job.name for job in tuning_of(runs_of(fair, e)[0])} for e in fair.entries}
+    for study in others:
+        for entry in (e for e in study.entries if not e.of):
+            job = runs_of(study, entry)[0]
+            twin = "mssa-t" if job.config(1e-3).model.name.startswith("crate") else "cbsa-t"
+            assert {job.name for job in tuning_of(job)} == sources[twin], entry.name
+    for entry in fair.entries:  # the paper's rows by name, and what is not of the paper without one
+        assert entry.paper in paper.FAIR or not entry.paper
+
+
+@pytest.mark.parametrize("name", [*STUDIES, "pocket/fair", "pocket/gap", "pocket/ablations"])
 def test_every_model_of_a_study_can_be_made_and_trained(name):
     """All entries, narrow and shallow, through a forward and a backward pass."""
     study = read_study(name)
     for entry in (entry for entry in study.entries if not entry.start_from):
         job = runs_of(study, entry)[0]
         config = override(job.config(job.rate), ["model.kwargs.embed_dim=12", "model.kwargs.num_heads=2"])
-        depth = [] if "crate_cbt" in config.model.name else ["model.kwargs.depth=1"]
+        by_layer = "crate_cbt" in config.model.name or isinstance(config.model.kwargs.get("attention"), list)
+        depth = [] if by_layer else ["model.kwargs.depth=1"]
         model = build_model(override(config, depth), 5)
         model(torch.randn(2, 3, config.data.img_size, config.data.img_size)).sum().backward()
         missing = [name for name, p in model.named_parameters() if p.grad is None]
@@ -167,6 +185,8 @@ data = "{data}"
         (MANIFEST.replace("epochs=2", "epochz=2"), "did you mean epochs"),
         (MANIFEST.replace("data.holdout=0.2", "seed=3"), "tuning.settings has no data.holdout"),
         (MANIFEST.replace('tuned_like = "cbsa"', 'tuned_like = "cbsb"'), "did you mean 'cbsa'"),
+        (MANIFEST.replace('tuned_like = "cbsa"', 'tuned_like = "mssa"'), "must name an entry whose rate is"),
+        (MANIFEST.replace('tuned_like = "cbsa"', 'tuned_like = "laptop/cbsa-t"'), "whose rate is tuned"),
         (MANIFEST.replace('name = "mssa"', 'name = "cbsa"'), "entry 'cbsa': names are unique"),
         (MANIFEST.replace('name = "mssa"', 'name = "../mssa"'), "of letters, digits"),
         (MANIFEST[: MANIFEST.index("[[entries]]")] + "entries = []", "unknown setting tuning.entries"),

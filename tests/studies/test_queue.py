@@ -296,9 +296,8 @@ def test_the_order_is_compared_with_the_papers():
     empty = {field.name: None for field in dataclasses.fields(Line)}
 
     def lines(**tops):
-        return [
-            Line(**empty | {"label": name.replace("_", "-"), "top1": {0: top}}) for name, top in tops.items()
-        ]
+        names = {name.replace("_", "-"): top for name, top in tops.items()}
+        return [Line(**empty | {"label": n, "paper": n, "top1": {0: top}}) for n, top in names.items()]
 
     same = lines(MSSA_T=48.0, Agent_T=47.0, CBSA_T=46.0, TSSA_T=40.0, MSSA_S=50.0)
     assert fair.verdicts(same) == ("Order by top-1: MSSA-T > Agent-T > CBSA-T > TSSA-T: the paper's order",)
@@ -306,3 +305,5 @@ def test_the_order_is_compared_with_the_papers():
     (told,) = fair.verdicts(other)
     assert told.startswith("Order by top-1: CBSA-T > MSSA-T > Agent-T > TSSA-T: the paper has MSSA-T >")
     assert fair.verdicts(same[:3]) == ()
+    small = [dataclasses.replace(line, label=f"small {line.label}") for line in same]
+    assert "small MSSA-T > small Agent-T" in fair.verdicts(small)[0]  # a row stands beside another's name

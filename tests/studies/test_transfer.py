@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from cbsa.cli.inside import call_inside
+from cbsa.cli.study import folders_of
 from cbsa.experiments import transfer
 from cbsa.experiments.study_table import lines_of
 from cbsa.studies.manifest import read_studies, read_study
@@ -265,4 +267,14 @@ def test_missing_data_sets_are_named_before_any_time_is_spent(tmp_path):
     assert "need tiny-imagenet: add --data tiny-imagenet=FOLDER" in output
     code, output = invoke("reproduce", "all", "--limit", "5")
     assert code == 2
-    assert "go with --scale laboratory" in output
+    assert "go with --scale pocket and laboratory" in output
+    code, output = invoke("reproduce", "all", "--scale", "pocket", *where)
+    assert code == 2
+    assert "need cifar10: add --data cifar10=FOLDER" in output
+
+
+def test_scales_keep_to_folders_of_their_own(tmp_path):
+    given = tmp_path / "out"
+    assert folders_of("fair", None, None) == (Path("outputs/studies"), Path("outputs/studies-work"))
+    assert folders_of("pocket", None, None) == (Path("outputs/pocket"), Path("outputs/pocket-work"))
+    assert folders_of("pocket", given, None) == (given, Path("outputs/pocket-work"))

@@ -14,10 +14,10 @@ from cbsa.cli.inside import run_inside
 from cbsa.cli.laboratory import work_and_show
 from cbsa.cli.reproduce import prepare
 from cbsa.cli.smoke import RUNS, Step, smoke_steps
-from cbsa.cli.study import OUT, WORK, Data, Limit, Retry, Work
+from cbsa.cli.study import Data, Limit, Retry, Work, folders_of
 from cbsa.cli.train import friendly
 
-SMOKE, LABORATORY = "smoke", "laboratory"
+SMOKE, POCKET, LABORATORY = "smoke", "pocket", "laboratory"
 _RAN, _FAILED, _LEFT_OUT = "ran", "failed", "left out"
 
 
@@ -36,8 +36,8 @@ def reproduce_all(
     scale: Annotated[
         str,
         typer.Option(
-            help="smoke: tiny models of embedded digits on the CPU, in minutes. laboratory: all studies, "
-            "analyses and tables, hours on a GPU."
+            help="smoke: tiny models of embedded digits on the CPU, in minutes. pocket: small models of "
+            "CIFAR-10, some hours on a CPU. laboratory: all studies, analyses and tables, hours on a GPU."
         ),
     ] = SMOKE,
     data: Data = None,
@@ -48,26 +48,29 @@ def reproduce_all(
     ] = "all",
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder for everything [outputs/all-smoke, outputs/studies]."),
+        typer.Option(
+            "--out", "-o", help="Folder for everything [outputs/all-smoke, outputs/pocket, outputs/studies]."
+        ),
     ] = None,
-    work: Work = WORK,
+    work: Work = None,
 ) -> None:
-    """Run every experiment end to end: at smoke scale to see that all still works, or in a laboratory.
+    """Run every experiment end to end: to see that all still works (smoke), on a CPU (pocket), on a GPU.
 
-    Numbers of smoke mean nothing, and what an earlier call left there is removed. In a laboratory the same
-    command goes on where it was stopped, as cbsa study does, and shows the tables of what there is so far;
-    --data, --limit, --retry, --studies and --work are its options.
+    Numbers of smoke mean nothing, and what an earlier call left there is removed. At the other scales the
+    same command goes on where it was stopped, as cbsa study does, and shows the tables of what there is;
+    --data, --limit, --retry, --studies and --work are their options.
     """
     from cbsa._checks import check_choice
 
     with friendly():
-        check_choice("--scale", scale, (SMOKE, LABORATORY))
+        check_choice("--scale", scale, (SMOKE, POCKET, LABORATORY))
         if scale == SMOKE and (data or limit or retry or studies != "all"):
-            raise ValueError("--data, --limit, --retry and --studies go with --scale laboratory")
-    if scale == LABORATORY:
-        work_and_show(studies, out or OUT, work, data or (), limit, retry)
-    else:
+            raise ValueError("--data, --limit, --retry and --studies go with --scale pocket and laboratory")
+    if scale == SMOKE:
         _smoke(out or Path("outputs/all-smoke"))
+    else:
+        name = POCKET if scale == POCKET and studies == "all" else studies
+        work_and_show(name, *folders_of(name, out, work), data or (), limit, retry)
 
 
 def _smoke(out: Path) -> None:

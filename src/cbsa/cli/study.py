@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cbsa.studies.jobs import AnalysisJob, Job
     from cbsa.studies.place import Place
 
-OUT, WORK = Path("outputs/studies"), Path("outputs/studies-work")
+OUT = Path("outputs/studies")
 Data = Annotated[
     list[str] | None,
     typer.Option(
@@ -32,15 +32,20 @@ Limit = Annotated[
     float, typer.Option(min=0, help="Stop after so many seconds, with the state saved; 0 for never.")
 ]
 Retry = Annotated[bool, typer.Option("--retry", help="Try again what failed before.")]
-Work = Annotated[Path, typer.Option(help="Folder of the runs, with checkpoints and weights.")]
+Work = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the runs, with checkpoints and weights [outputs/studies-work; outputs/pocket-work]."
+    ),
+]
 
 
 def study(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="fair, transfer, analyses, gap, ablations, laptop; all; a manifest of yours (FILE.toml), or "
-            "a folder of them."
+            help="fair, transfer, analyses, gap, ablations, laptop; all; pocket: small ones for a CPU; a "
+            "manifest of yours (FILE.toml), or a folder of them."
         ),
     ] = None,
     settings: Settings = None,
@@ -54,9 +59,14 @@ def study(
     retry: Retry = False,
     show: Annotated[bool, typer.Option("--list", help="List the jobs and how far they are.")] = False,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder of the results: small JSON and CSV.")
-    ] = OUT,
-    work: Work = WORK,
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Folder of the results: small JSON and CSV [outputs/studies; outputs/pocket].",
+        ),
+    ] = None,
+    work: Work = None,
 ) -> None:
     """Work through a study: the same command goes on where it was stopped, in mid-training too.
 
@@ -71,7 +81,7 @@ def study(
         if name is None:
             console.print(_studies())
             return
-        place = Place(out, work, tuple(settings or ()))
+        place = Place(*folders_of(name, out, work), tuple(settings or ()))
         studies = read_studies(name)
         jobs = choose_jobs(studies, only or (), seeds)
         if show:
@@ -79,6 +89,14 @@ def study(
             return
     if not work_off(jobs, place, data or (), limit, retry, console):
         raise typer.Exit(128 + signal.SIGTERM)
+
+
+def folders_of(name: str, out: Path | None, work: Path | None) -> tuple[Path, Path]:
+    """Folders of results and runs: those given, or a pair of the study's scale, so that scales do not mix."""
+    from cbsa.studies.manifest import scale_names
+
+    default = OUT.parent / name if name in scale_names() else OUT
+    return out or default, work or default.with_name(f"{default.name}-work")
 
 
 def work_off(

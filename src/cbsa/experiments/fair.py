@@ -41,7 +41,7 @@ def grids(study: Study, lines: Sequence[Line]) -> list[Grid]:
     cells: list[tuple[str, ...]] = []
     cost_cells: list[tuple[str, ...]] = []
     for line in lines:
-        theirs = paper.FAIR.get(line.label)
+        theirs = paper.FAIR.get(line.paper)
         cells.append(
             (
                 line.label,
@@ -75,15 +75,15 @@ def grids(study: Study, lines: Sequence[Line]) -> list[Grid]:
 
 def verdicts(lines: Sequence[Line]) -> tuple[str, ...]:
     """For each size of which all of the paper's rows have a result: is its order ours?"""
+    rows = {line.paper: line for line in lines if line.top1}
     found = []
     for size in dict.fromkeys(label[-1] for label in paper.FAIR):
         theirs = sorted((n for n in paper.FAIR if n.endswith(f"-{size}")), key=lambda n: -paper.FAIR[n][0])
-        means = {line.label: statistics.mean(line.top1.values()) for line in lines if line.top1}
-        if not all(name in means for name in theirs):
+        if not all(name in rows for name in theirs):
             continue
-        ours = sorted(theirs, key=lambda name: -means[name])
+        ours = sorted(theirs, key=lambda name: -statistics.mean(rows[name].top1.values()))
         same = "the paper's order" if ours == theirs else f"the paper has {' > '.join(theirs)}"
-        found.append(f"Order by top-1: {' > '.join(ours)}: {same}")
+        found.append(f"Order by top-1: {' > '.join(rows[name].label for name in ours)}: {same}")
     return tuple(found)
 
 

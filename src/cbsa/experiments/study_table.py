@@ -14,7 +14,7 @@ from cbsa.experiments.goals import goal_verdicts
 from cbsa.experiments.report import save_results, save_rows
 from cbsa.models import Transformer
 from cbsa.models.costs import closed_form_macs, pairwise_similarities
-from cbsa.studies.manifest import Entry, Job, Study, runs_of, speed_of
+from cbsa.studies.manifest import Entry, Job, Study, runs_of, speed_of, tuned_like
 from cbsa.studies.records import DONE, FAILED, Record, Records
 from cbsa.studies.tuning import rate_of
 from cbsa.train import TrainConfig
@@ -27,6 +27,7 @@ class Line:
 
     name: str
     label: str
+    paper: str  # the paper's row that it stands beside, where the paper has it
     group: str
     top1: dict[int, float]
     top5: dict[int, float]
@@ -80,6 +81,7 @@ def _line(study: Study, entry: Entry, records: Records, found: dict[str, dict[Jo
     return Line(
         entry.name,
         entry.label or entry.name,
+        entry.paper or entry.label,
         entry.group,
         top1,
         {seed: record.result["top5"] for seed, record in done.items()},
@@ -148,7 +150,7 @@ def remarks(lines: Sequence[Line], study: Study) -> tuple[str, ...]:
     borrowed = []
     for entry in study.entries:
         if entry.tuned_like:
-            source = study.entry(entry.tuned_like)
+            _, source = tuned_like(study, entry)
             factor = f"{entry.rate_factor:g} × that of {source.label or source.name}"
             borrowed.append(f"{entry.label or entry.name} ({factor})")
     if borrowed:

@@ -20,11 +20,13 @@ class Finding:
         verdict: one of :data:`VERDICTS`.
         measured: our numbers, with the scale they were taken at.
         reason: why the verdict is what it is, and what speaks against it.
+        is_small: whether it is one about models smaller than any of the paper's.
     """
 
     verdict: str
     measured: str = ""
     reason: str = ""
+    is_small: bool = False
 
 
 Look = Callable[[Evidence], Finding]  # reads committed files and judges by a rule

@@ -3,8 +3,8 @@
 import csv
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from cbsa.studies.records import DONE, FAILED
 
 RESULTS = "benchmarks/results"
 STUDIES = f"{RESULTS}/studies"
+POCKET = f"{RESULTS}/pocket"
 _VARIANTS = ("seed", "rate", "speed", "analyse")  # how the names of records begin
 
 
@@ -34,6 +35,47 @@ class Failure:
     job: str
     reason: str
     command: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A scale at which studies have run.
+
+    Attributes:
+        folder: where its results lie.
+        words: data, size and budget, as rows of the page say it.
+        other_names: what it calls an entry of the larger scale.
+        is_small: whether its models are smaller than any of the paper's.
+    """
+
+    folder: str
+    words: str
+    other_names: Mapping[str, str] = field(default_factory=dict)
+    is_small: bool = False
+
+
+SCALES = (
+    Scale(STUDIES, "Tiny-ImageNet, 64 px, 20 epochs"),
+    Scale(
+        POCKET,
+        "CIFAR-10, 32 px, width 64, four layers, four epochs on a CPU",
+        {"gap/cbsa": "fair/cbsa-t"},  # its studies share the unchanged model
+        is_small=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of some entries, all of one scale.
+
+    Attributes:
+        scale: the scale.
+        top1: top-1 accuracy in % of each seed that was done, by ``STUDY/ENTRY`` as it was asked for.
+    """
+
+    scale: Scale
+    top1: dict[str, list[float]]
 
 
 class Evidence:
@@ -77,13 +119,13 @@ class Evidence:
         if not re.search(rf"^ *def {re.escape(name)}\(", self.text(path), re.MULTILINE):
             raise MissingError(f"{path}::{name}")
 
-    def runs(self, study: str, entry: str) -> list[dict[str, Any]]:
+    def runs(self, study: str, entry: str, folder: str = STUDIES) -> list[dict[str, Any]]:
         """The records of an entry's runs that were done, one for each seed.
 
         Raises:
             MissingError: if there is none.
         """
-        folder = f"{STUDIES}/{study}/{entry}"
+        folder = f"{folder}/{study}/{entry}"
         paths = sorted((self.root / folder).glob("seed*.json"))
         records = [json.loads(self.text(f"{folder}/{path.name}")) for path in paths]
         done = [record for record in records if record["status"] == DONE]
@@ -91,31 +133,59 @@ class Evidence:
             raise MissingError(f"{folder}/seed0.json")
         return done
 
-    def top1(self, study: str, entry: str) -> list[float]:
+    def top1(self, study: str, entry: str, folder: str = STUDIES) -> list[float]:
         """Top-1 accuracy in % of each seed of an entry that was done."""
-        return [float(record["result"]["top1"]) for record in self.runs(study, entry)]
+        return [float(record["result"]["top1"]) for record in self.runs(study, entry, folder)]
+
+    def compared(self, *entries: str) -> Runs:
+        """Accuracies of entries that are compared with each other, at the largest scale that has all of them.
+
+        Args:
+            entries: ``STUDY/ENTRY``, by the names of the largest scale.
+
+        Raises:
+            MissingError: if no scale has all; it names what is missing at the largest.
+        """
+        missing: list[MissingError] = []
+        read = list(self.used)
+        for scale in SCALES:
+            try:
+                found = {name: self._top1_at(scale, name) for name in entries}
+            except MissingError as error:
+                missing.append(error)
+                self.used = list(read)  # what was read of an incomplete scale decides nothing
+                continue
+            return Runs(scale, found)
+        raise missing[0]
+
+    def _top1_at(self, scale: Scale, name: str) -> list[float]:
+        study, _, entry = scale.other_names.get(name, name).partition("/")
+        return self.top1(study, entry, scale.folder)
 
 
 def failures(root: Path) -> list[Failure]:
     """All runs of studies that failed, tuning and speed among them."""
     return [
         Failure(record["job"], record["reason"], record["command"])
-        for record in _records(root)
+        for scale in SCALES
+        for record in _records(root, scale)
         if record["status"] == FAILED
     ]
 
 
 def counts(root: Path) -> dict[str, int]:
-    """How many jobs of each study have a result, whatever it is."""
+    """How many jobs of each study have a result, whatever it is; those of a smaller scale by its folder."""
     found: dict[str, int] = {}
-    for record in _records(root):
-        study = record["job"].partition("/")[0]
-        found[study] = found.get(study, 0) + 1
+    for scale in SCALES:
+        place = f"{Path(scale.folder).name}/" if scale.is_small else ""
+        for record in _records(root, scale):
+            study = place + record["job"].partition("/")[0]
+            found[study] = found.get(study, 0) + 1
     return found
 
 
-def _records(root: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted((root / STUDIES).glob("*/*/*.json")):
+def _records(root: Path, scale: Scale) -> Iterator[dict[str, Any]]:
+    for path in sorted((root / scale.folder).glob("*/*/*.json")):
         if not path.stem.startswith(_VARIANTS):
             continue  # what an analysis of a study has written beside its record
         try:

@@ -5,9 +5,20 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cbsa.reproduction.claim import FAILS, HOLDS, NOT_HERE, NOT_YET, PARTLY, VERDICTS, Claim, Judged, judge
+from cbsa.reproduction.claim import (
+    FAILS,
+    HOLDS,
+    NOT_HERE,
+    NOT_YET,
+    PARTLY,
+    VERDICTS,
+    Claim,
+    Finding,
+    Judged,
+    judge,
+)
 from cbsa.reproduction.claims import SUBJECTS
-from cbsa.reproduction.evidence import STUDIES, counts, failures
+from cbsa.reproduction.evidence import SCALES, counts, failures
 
 PICTURES = "reproduction_pictures.md"  # the page beside it
 _MEANING = {
@@ -29,8 +40,10 @@ follow from them by the rule in the row. This page is written by `cbsa reproduce
 it differs from the files.
 
 **The scale is not the paper's.** The paper trains on ImageNet-1k at 224 px for 150 epochs. Here:
-Tiny-ImageNet at 64 px for 20 epochs (width T), digits on a CPU, and counts that need no training. What «does
-not hold» here may hold there, and the other way round.
+Tiny-ImageNet at 64 px for 20 epochs (width T), digits on a CPU, and counts that need no training. Where
+these have not been run yet, models in a pocket stand in: four layers of width 64 on CIFAR-10, on a CPU;
+verdicts that rest on them are marked «small». What «does not hold» here may hold there, and the other way
+round.
 """
 
 
@@ -50,9 +63,12 @@ def report(root: Path, page: Path, subjects: Mapping[str, Sequence[Claim]] = SUB
 
 def _summary(judged: Mapping[str, Sequence[Judged]]) -> str:
     """How many claims have which verdict, and what that means."""
-    verdicts = [row.finding.verdict for rows in judged.values() for row in rows]
-    lines = ["| verdict | claims | meaning |", "|---|---|---|"]
-    lines += [f"| {v} | {verdicts.count(v)} | {_MEANING[v]} |" for v in VERDICTS]
+    findings = [row.finding for rows in judged.values() for row in rows]
+    lines = ["| verdict | claims | of them small | meaning |", "|---|---|---|---|"]
+    for verdict in VERDICTS:
+        those = [finding for finding in findings if finding.verdict == verdict]
+        small = sum(finding.is_small for finding in those)
+        lines.append(f"| {verdict} | {len(those)} | {small or ''} | {_MEANING[verdict]} |")
     return "\n".join(lines) + f"\n\nThe pictures are on [a page of their own]({PICTURES}).\n"
 
 
@@ -60,7 +76,7 @@ def _overview(judged: Mapping[str, Sequence[Judged]]) -> str:
     """One line for each claim, with a link to its row."""
     lines = ["## All of them", "", "| | where | verdict |", "|---|---|---|"]
     for row in (row for rows in judged.values() for row in rows):
-        claim, verdict = row.claim, row.finding.verdict
+        claim, verdict = row.claim, _verdict(row.finding)
         lines.append(f"| [{claim.name}](#{claim.name}) | {_cell(claim.where)} | {verdict} |")
     return "\n".join(lines) + "\n"
 
@@ -82,8 +98,12 @@ def _cells(row: Judged, root: Path, page: Path) -> tuple[str, str, str, str]:
     says = f'<a id="{claim.name}"></a>**{claim.where}.** {claim.says}'
     links = ", ".join(f"[{_short(path)}]({link(root / path, page)})" for path in row.sources)
     how = "<br>".join([*(f"`{command}`" for command in claim.commands), *([links] if links else [])])
-    verdict = f"**{finding.verdict}**" + (f"<br>{finding.reason}" if finding.reason else "")
+    verdict = f"**{_verdict(finding)}**" + (f"<br>{finding.reason}" if finding.reason else "")
     return _spaced(says), _spaced(finding.measured) or "—", _spaced(verdict), how or "—"
+
+
+def _verdict(finding: Finding) -> str:
+    return f"{finding.verdict} (small)" if finding.is_small else finding.verdict
 
 
 def _spaced(text: str) -> str:
@@ -108,13 +128,14 @@ def _cell(text: str) -> str:
 def _failed(root: Path) -> str:
     """Runs of studies that failed, and how many there are in all."""
     done, lost = counts(root), failures(root)
+    places = " and ".join(f"`{scale.folder}`" for scale in SCALES)
     lines = ["## Runs that failed", ""]
     if not done:
-        lines.append(f"No study has left a result under `{STUDIES}` yet, so none of its runs has failed.")
+        lines.append(f"No study has left a result under {places} yet, so none of its runs has failed.")
     else:
         shown = ", ".join(f"{study} {number}" for study, number in done.items())
         lines.append(
-            f"Jobs of studies with a result under `{STUDIES}`: {shown}. {len(lost) or 'None'} of them failed."
+            f"Jobs of studies with a result under {places}: {shown}. {len(lost) or 'None'} of them failed."
         )
     if lost:
         lines += ["", "| run | why | command |", "|---|---|---|"]

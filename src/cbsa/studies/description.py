@@ -36,6 +36,7 @@ class Entry:
     Attributes:
         name: name of its folder.
         label: what tables call it.
+        paper: the paper's row that it stands beside; by default the one of its label, if there is one.
         model: name of the model; by default the recipe's, or that of the run it starts from.
         recipe: name of the recipe; by default the study's.
         settings: what it changes, as name=value.
@@ -43,7 +44,8 @@ class Entry:
         extra_seeds: more of them, which come after everything else there is to do.
         group: rows of a group stand together, and its jobs come before those of the next one.
         rates: learning rates to try; by default the study's.
-        tuned_like: take the rate that was chosen for another entry, times ``rate_factor``.
+        tuned_like: take the rate that was chosen for another entry, ``STUDY/ENTRY`` or ``ENTRY`` of the same
+            study, times ``rate_factor``.
         rate_factor: see ``tuned_like``.
         of: the study whose entry of this name it is: its runs are shared, not repeated.
         beside: the entry it is compared with; by default the first of its group.
@@ -55,6 +57,7 @@ class Entry:
 
     name: str
     label: str = ""
+    paper: str = ""
     model: str = ""
     recipe: str = ""
     settings: tuple[str, ...] = ()

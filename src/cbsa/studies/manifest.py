@@ -27,8 +27,10 @@ __all__ = [
     "read_studies",
     "read_study",
     "runs_of",
+    "scale_names",
     "speed_of",
     "study_names",
+    "tuned_like",
     "tuning_of",
 ]
 FOLDER = Path(__file__).parent / "manifests"
@@ -43,9 +45,15 @@ def study_names(folder: Path = FOLDER) -> list[str]:
 
 
 def read_study(name: str, folder: Path = FOLDER) -> Study:
-    """Read a manifest: one of the package, or of another folder, by its name; or any file by its path."""
+    """Read a manifest: one of the package, or of another folder, by its name; or any file by its path.
+
+    ``SCALE/STUDY`` names one of the package at another scale, see :func:`scale_names`.
+    """
     path = Path(name)
     if path.suffix != ".toml":
+        scale, slash, study_name = name.partition("/")
+        if slash and scale in scale_names():
+            name, folder = study_name, FOLDER / scale
         path = folder / f"{check_choice('study', name, study_names(folder))}.toml"
     study = _load(path)
     try:
@@ -56,12 +64,22 @@ def read_study(name: str, folder: Path = FOLDER) -> Study:
 
 
 def read_studies(name: str) -> list[Study]:
-    """One study; or, for ``all``, those of the package that belong together, or of a folder of yours."""
-    folder = FOLDER if name == "all" else Path(name)
+    """One study, or several that belong together.
+
+    Args:
+        name: a study of the package; ``all`` or one of :func:`scale_names` for those of the package that
+            belong together; a manifest of yours (``FILE.toml``), or a folder of them.
+    """
+    folder = FOLDER if name == "all" else FOLDER / name if name in scale_names() else Path(name)
     if name != "all" and not folder.is_dir():
         return [read_study(name)]
     studies = [read_study(found, folder) for found in study_names(folder)]
     return [study for study in studies if study.order] or studies
+
+
+def scale_names() -> list[str]:
+    """Folders of the package's manifests: the same studies at another scale."""
+    return sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and any(path.glob("*.toml")))
 
 
 def _load(path: Path) -> Study:
@@ -95,7 +113,7 @@ def _check(study: Study) -> None:
             raise ValueError(f"entry {name!r}: names are unique, of letters, digits, '-', '_' and '.'")
     for entry in study.entries:
         if entry.tuned_like:
-            study.entry(entry.tuned_like)
+            tuned_like(study, entry)
         if entry.beside:
             study.entry(entry.beside)
     named = {study.data, *(e.data for e in study.entries), *(a.data for a in study.analyses)}
@@ -151,8 +169,17 @@ def speed_of(study: Study, entry: Entry) -> Job:
 
 def tuning_of(job: Job) -> list[Job]:
     """The jobs whose results choose the learning rate of a job; none if it is the recipe's."""
-    study, entry = job.study, job.entry
-    return _tuning(study, study.entry(entry.tuned_like) if entry.tuned_like else entry)
+    return _tuning(*(tuned_like(job.study, job.entry) if job.entry.tuned_like else (job.study, job.entry)))
+
+
+def tuned_like(study: Study, entry: Entry) -> tuple[Study, Entry]:
+    """The entry whose learning rate another one takes, and the study it belongs to."""
+    owner, source, variant = _find_entry(study, entry.tuned_like)
+    if variant or source.tuned_like or owner.tuning is None:
+        raise ValueError(
+            f"entry {entry.name!r}: tuned_like={entry.tuned_like!r} must name an entry whose rate is tuned"
+        )
+    return owner, source
 
 
 def find_run(study: Study, name: str, seed: int | None = None) -> Job:

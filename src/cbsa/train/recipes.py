@@ -267,3 +267,30 @@ def _laboratory_vit(dataset: str, size: str) -> Recipe:
 
 for _size in ("tiny", "small"):
     _register(_laboratory_vit("tiny_imagenet", _size))
+
+
+# --- a pocket: photographs on a CPU, minutes -----------------------------------------------------------
+
+
+@_register
+def cifar10_pocket() -> TrainConfig:
+    """A small CBT on CIFAR-10 on a CPU, in the paper's proportions: the recipe of the studies «pocket».
+
+    64 patches and 16 representatives, as many of these as a head has dimensions; four layers of width 64.
+    Needs CIFAR-10 and no GPU. Measured in the study: benchmarks/results/pocket.
+
+    Command: ``cbsa train cifar10_pocket data.root=/data``
+    """
+    return replace(
+        RECIPES["cifar10_cbt_tiny"](),
+        recipe="cifar10_pocket",
+        model=ModelConfig("cbt_tiny_patch4_32", {"embed_dim": 64, "depth": 4, "num_heads": 4}),
+        data=replace(_LABORATORY["cifar10"]["data"], store="device", workers=0),
+        optimizer=OptimizerConfig("adamw", 2e-3, 0.05, (0.9, 0.999), clip_grad=1.0),
+        schedule=ScheduleConfig("cosine", warmup_epochs=0.5),
+        runtime=RuntimeConfig(device="cpu", compile=True),
+        epochs=4,
+        batch_size=128,
+        eval_every=4,
+        log_every=100,
+    )

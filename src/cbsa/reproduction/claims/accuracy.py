@@ -15,9 +15,10 @@ from cbsa.reproduction.claim import (
     not_here,
     order_verdict,
 )
-from cbsa.reproduction.evidence import STUDIES, Evidence, MissingError
+from cbsa.reproduction.evidence import STUDIES, Evidence, MissingError, Runs
 
 FAIR = "cbsa study fair --data /data/tiny-imagenet --out benchmarks/results/studies"
+SMALL = "cbsa study pocket --data cifar10=/data/cifar10 --out benchmarks/results/pocket"
 TRANSFER = "cbsa finetune finetune_{} --weights RUN data.root=/data --out FOLDER"  # or a study «transfer»
 _ENTRIES = {"CBSA": "cbsa", "MSSA": "mssa", "Agent": "agent", "TSSA": "tssa"}
 _NEAR = 1.5  # points: what the paper calls competitive, and what one seed cannot tell apart
@@ -34,84 +35,85 @@ def theirs(size: str) -> list[str]:
 
 
 def fair(found: Evidence, size: str) -> Finding:
-    """The order of the four attentions at one size; without the study, what shorter runs say."""
+    """The order of the four attentions at one size; at width T without the study, what shorter runs say."""
+    names = {name: f"fair/{entry}-{size.lower()}" for name, entry in _ENTRIES.items()}
     try:
-        tops = {name: found.top1("fair", f"{entry}-{size.lower()}") for name, entry in _ENTRIES.items()}
+        runs = found.compared(*names.values())
     except MissingError as missing:
         if size != "T":
             raise
         return _shorter(found, missing)
+    tops = {name: runs.top1[entry] for name, entry in names.items()}
     verdict, pairs = order_verdict(theirs(size), {name: statistics.mean(tops[name]) for name in tops})
-    shown = ", ".join(f"{name}-{size} {spread(tops[name])}" for name in theirs(size))
+    label = "" if runs.scale.is_small else f"-{size}"
+    shown = ", ".join(f"{name}{label} {spread(tops[name])}" for name in theirs(size))
     return Finding(
         verdict,
-        f"Tiny-ImageNet, 64 px, 20 epochs: {shown}",
+        f"{runs.scale.words}: {shown}",
         f"{pairs} (rule: all hold, more than half hold partly). Another data set, size and budget than the "
         f"paper's; differences below {_NEAR} points at one seed are noise.",
+        runs.scale.is_small,
     )
 
 
 def _shorter(found: Evidence, missing: MissingError) -> Finding:
-    """What there is while the study has not run: two runs without tuning, and the study of a laptop."""
-    parts = []
+    """What there is while the study has not run: two runs without tuning."""
     photos = {
         label: found.json(f"tiny-imagenet/runs/{run}/summary.json")["top1"]
         for label, run in (("MSSA-T", "crate"), ("CBSA-T", "cbt"))
     }
-    parts.append(
-        "Tiny-ImageNet, 20 epochs, one seed: " + ", ".join(f"{k} {v:.1f} %" for k, v in photos.items())
-    )
-    doubt = "Two of four, one seed, no rate tuned."
-    laptop = {}
-    for name, entry in (*_ENTRIES.items(), ("CRATE+CBT", "hybrid")):
-        try:
-            laptop[name] = found.top1("laptop", f"{entry}-t")
-        except MissingError:
-            continue
-    if laptop:
-        ranked = sorted(laptop, key=lambda name: -statistics.mean(laptop[name]))
-        shown = ", ".join(f"{name}-T {spread(laptop[name])}" for name in ranked)
-        parts.append(f"CIFAR-10, a few epochs on a CPU, one seed: {shown}")
-        doubt = "One seed, no rate tuned; a few epochs are too short to rank."
     return Finding(
         NOT_YET,
-        ". ".join(parts),
-        f"{doubt} There is no `{missing.path}` yet; the command makes it.",
+        "Tiny-ImageNet, 20 epochs, one seed: " + ", ".join(f"{k} {v:.1f} %" for k, v in photos.items()),
+        f"Two of four, one seed, no rate tuned. There is no `{missing.path}` yet; the command makes it.",
     )
 
 
 def fewer_similarities(found: Evidence) -> Finding:
     """Accuracy falls along MSSA, CBSA, TSSA, as the similarities do."""
-    tops = {name: found.top1("fair", f"{_ENTRIES[name]}-t") for name in ("MSSA", "CBSA", "TSSA")}
+    names = {name: f"fair/{_ENTRIES[name]}-t" for name in ("MSSA", "CBSA", "TSSA")}
+    runs = found.compared(*names.values())
+    tops = {name: runs.top1[entry] for name, entry in names.items()}
     means = {name: statistics.mean(values) for name, values in tops.items()}
-    verdict, pairs = order_verdict(("MSSA", "CBSA", "TSSA"), means)
+    verdict, pairs = order_verdict(tuple(names), means)
     gap, theirs_gap = means["MSSA"] - means["CBSA"], paper.FAIR["MSSA-T"][0] - paper.FAIR["CBSA-T"][0]
     return Finding(
         verdict,
-        "Tiny-ImageNet, T: " + ", ".join(f"{name} {spread(values)}" for name, values in tops.items()),
+        f"{runs.scale.words}: " + ", ".join(f"{name} {spread(values)}" for name, values in tops.items()),
         f"{pairs}; MSSA is {gap:+.1f} points ahead of CBSA (paper: {theirs_gap:+.1f}).",
+        runs.scale.is_small,
     )
 
 
 def beside_vit(found: Evidence) -> Finding:
     """CBT-S and a ViT-S with the same stem, data and budget."""
-    cbt, vit = found.top1("fair", "cbsa-s"), found.top1("fair", "vit-s")
+    runs = found.compared("fair/cbsa-s", "fair/vit-s")
+    cbt, vit = runs.top1.values()
     difference = statistics.mean(cbt) - statistics.mean(vit)
     return Finding(
         HOLDS if difference > -_NEAR else FAILS,
-        f"Tiny-ImageNet, 64 px, 20 epochs: CBT-S {spread(cbt)}, ViT-S {spread(vit)}",
+        f"{_wider(runs)}: CBT {spread(cbt)}, ViT {spread(vit)}",
         f"Rule: at most {_NEAR} points behind. The paper cites its ViT-S from another paper.",
+        runs.scale.is_small,
     )
+
+
+def _wider(runs: Runs) -> str:
+    """The scale in words, of the larger of two sizes."""
+    return runs.scale.words.replace("width 64", "width 128") + ("" if runs.scale.is_small else ", S")
 
 
 def sizes(found: Evidence) -> Finding:
     """Larger is better: T and S."""
-    small, large = found.top1("fair", "cbsa-t"), found.top1("fair", "cbsa-s")
+    runs = found.compared("fair/cbsa-t", "fair/cbsa-s")
+    small, large = runs.top1.values()
     better = statistics.mean(large) > statistics.mean(small)
+    labels = ("width 64", "width 128") if runs.scale.is_small else ("CBT-T", "CBT-S")
     return Finding(
         PARTLY if better else FAILS,
-        f"Tiny-ImageNet, 64 px, 20 epochs: CBT-T {spread(small)}, CBT-S {spread(large)}",
-        "T and S alone: B and L are not trained here.",
+        f"{runs.scale.words}: {labels[0]} {spread(small)}, {labels[1]} {spread(large)}",
+        "Two sizes alone: B and L are not trained here.",
+        runs.scale.is_small,
     )
 
 
@@ -176,7 +178,7 @@ CLAIMS = (
         "larger-is-better",
         "table CBT_tab",
         "CBT gets better with its size, T to L.",
-        (FAIR,),
+        (FAIR, SMALL),
         sizes,
     ),
     Claim(
@@ -184,7 +186,7 @@ CLAIMS = (
         "section 4.2, table CBT_tab",
         f"CBT-S has comparable accuracy to ViT-S: {paper.CLASSIFICATION['CBT-S'][0]} and "
         f"{paper.CLASSIFICATION['ViT-S'][0]} %.",
-        (FAIR,),
+        (FAIR, SMALL),
         beside_vit,
     ),
     *(
@@ -212,7 +214,7 @@ CLAIMS = (
             f"fair-{size.lower()}",
             "table fair_comp",
             f"The same model with four attentions, top-1 in %: {_fair_row(size)}.",
-            (FAIR, "cbsa reproduce table-fair --results benchmarks/results/studies"),
+            (FAIR, SMALL, "cbsa reproduce table-fair --results benchmarks/results/studies"),
             lambda found, size=size: fair(found, size),  # type: ignore[misc]
         )
         for size in ("T", "S")
@@ -221,7 +223,7 @@ CLAIMS = (
         "fewer-similarities",
         "section 4.2, table fair_comp",
         "From MSSA to CBSA to TSSA fewer similarities cost accuracy; CBSA remains competitive with MSSA.",
-        (FAIR,),
+        (FAIR, SMALL),
         fewer_similarities,
     ),
 )

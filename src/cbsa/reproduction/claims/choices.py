@@ -6,9 +6,9 @@ from cbsa import paper
 from cbsa.experiments.rank import MeanRanks, mean_ranks
 from cbsa.report.style import UNTRAINED
 from cbsa.reproduction.claim import FAILS, HOLDS, NOT_YET, PARTLY, Claim, Finding, Look
-from cbsa.reproduction.claims.accuracy import FAIR, spread
+from cbsa.reproduction.claims.accuracy import FAIR, SMALL, spread
 from cbsa.reproduction.claims.photographs import SCALE, path_of
-from cbsa.reproduction.evidence import RESULTS, Evidence, MissingError
+from cbsa.reproduction.evidence import RESULTS, SCALES, Evidence, MissingError
 
 ABLATIONS = "cbsa study ablations --data /data/tiny-imagenet --out benchmarks/results/studies"
 GAP = "cbsa study gap --data /data/tiny-imagenet --out benchmarks/results/studies"
@@ -40,17 +40,25 @@ def pooled_rank(found: Evidence) -> Finding:
 
 def learned_rank(found: Evidence) -> Finding:
     """Rank of A for learned representatives: of the ablation if it is there, else of the digits."""
-    path, decides = "studies/ablations/rank/fig-rank.csv", True
-    if not found.has(f"{RESULTS}/{path}"):
-        path, decides = "digits/fig-rank.csv", False
-    known = ranks(found, path, "learned")
-    where = f"T, {SCALE}" if decides else "digits, width 64, 4 layers"
-    verdict = HOLDS if known.rank < _LOW * known.largest else PARTLY
+    rule = "Rule: below a quarter of the largest; partly if the effective rank alone is."
+    for scale in SCALES:
+        path = f"{scale.folder.removeprefix(f'{RESULTS}/')}/ablations/rank/fig-rank.csv"
+        if not found.has(f"{RESULTS}/{path}"):
+            continue
+        known = ranks(found, path, "learned")
+        verdict = HOLDS if known.rank < _LOW * known.largest else PARTLY
+        where = scale.words if scale.is_small else f"T, {scale.words}"
+        return Finding(
+            verdict if known.effective < _LOW * known.largest else FAILS,
+            f"{where}: {_shown(known)}",
+            rule,
+            scale.is_small,
+        )
+    known = ranks(found, "digits/fig-rank.csv", "learned")
     return Finding(
-        (verdict if known.effective < _LOW * known.largest else FAILS) if decides else NOT_YET,
-        f"{where}: {_shown(known)}",
-        "Rule: below a quarter of the largest; partly if the effective rank alone is."
-        + ("" if decides else " A model this small may not show it; the ablation is to tell."),
+        NOT_YET,
+        f"digits, width 64, 4 layers: {_shown(known)}",
+        f"{rule} A model this small may not show it; the ablation is to tell.",
     )
 
 
@@ -58,44 +66,35 @@ def _shown(known: MeanRanks) -> str:
     return f"rank {known.rank:.1f} of {known.largest}, effective rank {known.effective:.1f}"
 
 
-def compared(
-    study: str, one: str, other: str, labels: tuple[str, str], *, more: str = "", least: float = _NOISE
-) -> Look:
+def compared(one: str, other: str, labels: tuple[str, str], *, more: str = "", least: float = _NOISE) -> Look:
     """A look at two entries of studies: is the first better than the second, by more than noise?"""
 
     def look(found: Evidence) -> Finding:
-        first = found.top1(*_place(study, one))
-        second = found.top1(*_place(study, other))
-        difference = statistics.mean(first) - statistics.mean(second)
+        measured, difference, is_small = _beside(found, one, other, labels)
         verdict = HOLDS if difference > least else PARTLY if difference > 0 else FAILS
-        return Finding(
-            verdict,
-            f"T, {SCALE}: {labels[0]} {spread(first)}, {labels[1]} {spread(second)}",
-            f"{_ONE_SEED} {more}".strip(),
-        )
+        return Finding(verdict, measured, f"{_ONE_SEED} {more}".strip(), is_small)
 
     return look
 
 
-def _place(study: str, entry: str) -> tuple[str, str]:
-    """Study and entry; ``STUDY/ENTRY`` names another study."""
-    owner, slash, name = entry.partition("/")
-    return (owner, name) if slash else (study, entry)
-
-
-def near(study: str, one: str, other: str, labels: tuple[str, str], more: str) -> Look:
+def near(one: str, other: str, labels: tuple[str, str], more: str) -> Look:
     """A look at two entries of studies that the paper takes for equal."""
 
     def look(found: Evidence) -> Finding:
-        first, second = (found.top1(*_place(study, name)) for name in (one, other))
-        difference = statistics.mean(first) - statistics.mean(second)
-        return Finding(
-            HOLDS if abs(difference) < _NOISE else FAILS,
-            f"T, {SCALE}: {labels[0]} {spread(first)}, {labels[1]} {spread(second)}",
-            f"Rule: less than {_NOISE} points apart. {more}",
-        )
+        measured, difference, is_small = _beside(found, one, other, labels)
+        verdict = HOLDS if abs(difference) < _NOISE else FAILS
+        return Finding(verdict, measured, f"Rule: less than {_NOISE} points apart. {more}", is_small)
 
     return look
+
+
+def _beside(found: Evidence, one: str, other: str, labels: tuple[str, str]) -> tuple[str, float, bool]:
+    """Two entries in words, by how many points the first is better, and whether they are small models."""
+    runs = found.compared(one, other)
+    first, second = (runs.top1[name] for name in (one, other))
+    where = runs.scale.words if runs.scale.is_small else f"T, {runs.scale.words}"
+    measured = f"{where}: {labels[0]} {spread(first)}, {labels[1]} {spread(second)}"
+    return measured, statistics.mean(first) - statistics.mean(second), runs.scale.is_small
 
 
 _AGENT, _CBSA = (paper.FAIR[name][0] for name in ("Agent-T", "CBSA-T"))
@@ -120,18 +119,17 @@ CLAIMS = (
         "learned-representatives",
         "appendix A",
         "Learned initial representatives lead to unsatisfactory performance; pooled ones are better.",
-        (ABLATIONS,),
-        compared("ablations", "gap/cbsa", "learned", ("pooled", "learned")),
+        (ABLATIONS, SMALL),
+        compared("gap/cbsa", "ablations/learned", ("pooled", "learned")),
     ),
     Claim(
         "softmax-contraction",
         "section 3.2, eq. CBSA",
         "A softmax of the Gram matrix stands in for the matrix inverse of the contraction.",
-        (ABLATIONS,),
+        (ABLATIONS, SMALL),
         near(
-            "ablations",
             "gap/cbsa",
-            "exact",
+            "ablations/exact",
             ("softmax", "exact"),
             "The paper gives no number; here the two are compared by what models with them learn.",
         ),
@@ -141,31 +139,31 @@ CLAIMS = (
         "section 3.3, table fair_comp",
         f"Without contraction (Agent) nothing is lost, as pooling mixes tokens too: {_AGENT} beside {_CBSA} "
         "% (T).",
-        (ABLATIONS,),
-        near("ablations", "no-contraction", "gap/cbsa", ("without", "with"), "One recipe for both."),
+        (ABLATIONS, SMALL),
+        near("ablations/no-contraction", "gap/cbsa", ("without", "with"), "One recipe for both."),
     ),
     Claim(
         "over-parameterised",
         "section 4, implementation detail",
         "A learned output projection in place of the transposed bases is crucial for better accuracy.",
-        (ABLATIONS,),
-        compared("ablations", "gap/cbsa", "tied", ("free", "tied")),
+        (ABLATIONS, SMALL),
+        compared("gap/cbsa", "ablations/tied", ("free", "tied")),
     ),
     Claim(
         "linear-below-softmax",
         "appendix A",
         "Linear attention underperforms softmax attention, whose attention matrix has a higher rank.",
-        (FAIR,),
-        compared("fair", "mssa-t", "linear-t", ("MSSA", "linear attention")),
+        (FAIR, SMALL),
+        compared("fair/mssa-t", "fair/linear-t", ("MSSA", "linear attention")),
     ),
     Claim(
         "convolution",
         "appendix A",
         "Depth-wise convolution boosts performance while preserving linear complexity (cited; not in the "
         "paper's models).",
-        (GAP,),
+        (GAP, SMALL),
         compared(
-            "gap", "dwconv", "cbsa-unit", ("with", "without"), more="Both with step sizes that begin at 1."
+            "gap/dwconv", "gap/cbsa-unit", ("with", "without"), more="Both with step sizes that begin at 1."
         ),
     ),
 )
