@@ -170,13 +170,17 @@ def test_zero_shot_segmentation(tmp_path, best, expected):
     assert verdict(tmp_path, "zero-shot") == expected
 
 
-@pytest.mark.parametrize(("hybrid", "expected"), [(0.7, HOLDS), (0.4, FAILS)])
+@pytest.mark.parametrize(("hybrid", "expected"), [(0.7, HOLDS), (0.3, FAILS)])
 def test_hybrids_count_on_photographs(tmp_path, hybrid, expected):
     best = scores(CRATE=0.6, CBT=0.5)
     put(tmp_path, "tiny-imagenet/table-zero-shot.json", {"best": best})
     digits = {f"{name} (digits)": value for name, value in (best | scores(**{"CRATE+CBT": 0.9})).items()}
     put(tmp_path, "digits/table-zero-shot.json", {"best": digits})
     assert verdict(tmp_path, "zero-shot-hybrid") == NOT_YET
+    put(tmp_path, "cifar10/table-zero-shot.json", {"best": best | scores(**{"CRATE+CBT": 1 - hybrid})})
+    shipped = judge(CLAIMS["zero-shot-hybrid"], tmp_path).finding
+    assert shipped.verdict == (FAILS if expected == HOLDS else HOLDS)
+    assert shipped.measured.startswith("T models, CIFAR-10, 32 px")
     put(tmp_path, "tiny-imagenet/table-zero-shot.json", {"best": best | scores(**{"CRATE+CBT": hybrid})})
     assert verdict(tmp_path, "zero-shot-hybrid") == expected
 
