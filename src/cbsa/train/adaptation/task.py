@@ -171,6 +171,7 @@ class Adaptation(Classification):
         schedule = self._schedule() if self._steps else []
         return {
             "model": config.model.name,
+            "model_kwargs": config.model.kwargs,
             "weights": config.model.weights,
             "dataset": config.data.dataset,
             "img_size": config.data.img_size,
@@ -180,6 +181,8 @@ class Adaptation(Classification):
             "style": swap.style,
             "layers": self._layers,
             "representatives": swap.representatives,
+            "kernel": swap.kernel,
+            "broadcast_scale": swap.broadcast_scale,
             "distill": asdict(config.distill),
             "replaced": [{"step": step, "layers": layers} for step, layers in schedule],
         }
