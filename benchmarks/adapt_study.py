@@ -114,8 +114,6 @@ LINES = {
         Line("cbsa", "both", 3),
         Line("cbsa", representatives=(6, 6)),
         Line("agent", representatives=(6, 6)),
-        Line("cbsa", "both", representatives=(6, 6)),
-        Line("agent", "both", representatives=(6, 6)),
     ),
 }
 

@@ -189,6 +189,16 @@ def test_adapt_sees_the_grid_of_every_input(name):
     assert attentions(other)[0].cbsa_layout is not attentions(model)[0].cbsa_layout
 
 
+@pytest.mark.parametrize("name", ["ViT", "DeiT"])
+def test_a_decoder_of_masked_images_is_not_the_patch_embedding(name):
+    """It is a convolution too."""
+    config = getattr(transformers, f"{name}Config")(**SMALL, encoder_stride=8)
+    model = getattr(transformers, f"{name}ForMaskedImageModeling")(config)
+    cbsa.adapt(model, "agent", representatives=(2, 3))
+    model(pixels((24, 96)).float(), interpolate_pos_encoding=True)
+    assert attentions(model)[0].cbsa_layout.grid == (3, 12)
+
+
 def test_weights_that_are_never_formed_cannot_be_shown():
     with pytest.raises(ValueError, match=r"output_attentions=True: .*'cbsa_star' never forms the weights"):
         cbsa.adapt(make(), "cbsa", representatives=(2, 3))(pixels(), output_attentions=True)

@@ -80,9 +80,8 @@ def _attentions(model: nn.Module, config: Any) -> list[Any]:
 
 
 def _patch_embedding(model: nn.Module) -> nn.Module:
-    """The convolution that makes patches of an image, the only one in these models."""
-    (convolution,) = (module for module in model.modules() if isinstance(module, nn.Conv2d))
-    return convolution
+    """The convolution that makes patches of an image: the first, as decoders of masked images have more."""
+    return next(module for module in model.modules() if isinstance(module, nn.Conv2d))
 
 
 def _remember(config: Any, implementation: str) -> None:
