@@ -153,14 +153,14 @@ def test_what_adapt_does_not_do_with_models_of_transformers():
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "vit"])
 def test_a_saved_model_knows_its_attention(name, tmp_path):
-    """Also after it was loaded, run and saved once more; going back to softmax is saved too."""
+    """Also after it was loaded and saved once more, run or not; going back to softmax is saved too."""
     model, images = cbsa.adapt(make(name), "agent", representatives=(2, 2)), pixels()
     expected = model(images).last_hidden_state
     for generation in ("first", "second"):
         model.save_pretrained(tmp_path / generation)
         model = type(model).from_pretrained(tmp_path / generation).double().eval()
         assert model.config._attn_implementation == "cbsa_agent"
-        assert_close(model(images).last_hidden_state, expected, 1e-6)
+    assert_close(model(images).last_hidden_state, expected, 1e-6)
     cbsa.adapt(model, "softmax").save_pretrained(tmp_path / "softmax")
     back = type(model).from_pretrained(tmp_path / "softmax")
     assert back.config._attn_implementation == "sdpa"
