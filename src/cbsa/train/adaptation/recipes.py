@@ -97,10 +97,10 @@ def cifar10_adapt() -> AdaptConfig:
         recipe="cifar10_adapt",
         schedule=ScheduleConfig("cosine", warmup_epochs=0.5),
         runtime=RuntimeConfig(device="cpu", compile=True),
-        epochs=3,
+        epochs=2,
         batch_size=128,
         eval_batch_size=500,
-        eval_every=3,
+        eval_every=2,
         log_every=50,
         checkpoint=CheckpointConfig(every_steps=100, keep=1),
     )
