@@ -153,14 +153,14 @@ def test_what_adapt_does_not_do_with_models_of_transformers():
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "vit"])
 def test_a_saved_model_knows_its_attention(name, tmp_path):
-    """Also after it was loaded, run and saved once more; going back to softmax is saved too."""
+    """Also after it was loaded and saved once more, run or not; going back to softmax is saved too."""
     model, images = cbsa.adapt(make(name), "agent", representatives=(2, 2)), pixels()
     expected = model(images).last_hidden_state
     for generation in ("first", "second"):
         model.save_pretrained(tmp_path / generation)
         model = type(model).from_pretrained(tmp_path / generation).double().eval()
         assert model.config._attn_implementation == "cbsa_agent"
-        assert_close(model(images).last_hidden_state, expected, 1e-6)
+    assert_close(model(images).last_hidden_state, expected, 1e-6)
     cbsa.adapt(model, "softmax").save_pretrained(tmp_path / "softmax")
     back = type(model).from_pretrained(tmp_path / "softmax")
     assert back.config._attn_implementation == "sdpa"
@@ -187,6 +187,16 @@ def test_adapt_sees_the_grid_of_every_input(name):
         assert_close(y, expected_output(attention, x, MODELS[name][-1], grid, "cbsa_star"), 1e-10)
         assert torch.equal(other(images, **options).last_hidden_state, out)
     assert attentions(other)[0].cbsa_layout is not attentions(model)[0].cbsa_layout
+
+
+@pytest.mark.parametrize("name", ["ViT", "DeiT"])
+def test_a_decoder_of_masked_images_is_not_the_patch_embedding(name):
+    """It is a convolution too."""
+    config = getattr(transformers, f"{name}Config")(**SMALL, encoder_stride=8)
+    model = getattr(transformers, f"{name}ForMaskedImageModeling")(config)
+    cbsa.adapt(model, "agent", representatives=(2, 3))
+    model(pixels((24, 96)).float(), interpolate_pos_encoding=True)
+    assert attentions(model)[0].cbsa_layout.grid == (3, 12)
 
 
 def test_weights_that_are_never_formed_cannot_be_shown():

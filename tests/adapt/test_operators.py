@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from cbsa.ops import agent_attention, contract_broadcast, contract_broadcast_kv, linear_attention
@@ -138,6 +139,29 @@ def test_linear_attention_in_low_precision(dtype, kernel, device):
         dtype,
         AGENT_NAMES[:3],
     )
+
+
+class Products(TorchDispatchMode):
+    """Columns of every product of matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.columns = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.bmm.default:
+            self.columns.append(args[1].shape[-1])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kernel", ["relu", "elu"])
+def test_linear_attention_has_no_product_with_a_single_column(kernel):
+    """torch.compile makes a sum of it whose code for CPUs (torch 2.15) stores a whole vector after the last
+    tokens: in bfloat16, with 65 tokens, it overwrote other images' denominators, and memory that was not its
+    own."""
+    with Products() as seen:
+        linear_attention(*tokens(2, 2, 65, 16, 3), kernel=kernel)
+    assert seen.columns == [16, 17]
 
 
 @pytest.mark.parametrize("impl", IMPLS)

@@ -81,6 +81,30 @@ def test_reports_without_a_saving_of_the_papers_have_no_share():
     assert vit_adapt.accuracy_grid([REPORT | {"paper_saved_gflops": 0.0}]).cells[0][-1] == "—"
 
 
+def test_runs_stand_beside_the_original_that_was_tuned_as_long():
+    """Of the same weights, epochs and seed, and by labels alone."""
+    softmax = REPORT | {"style": "softmax", "distill": {"what": "none"}}
+    control = softmax | {"fine_tuned": ACCURACY | {"top1": 41.5}}
+    others = [
+        softmax | {"epochs": 6},
+        softmax | {"weights": "elsewhere"},
+        softmax | {"seed": 1},
+        softmax | {"distill": {"what": "both"}},
+    ]
+    assert vit_adapt.tuned_original(REPORT, others) is None
+    assert vit_adapt.tuned_original(REPORT, [*others, control]) == 41.5
+    cells = vit_adapt.accuracy_grid([REPORT, control]).cells
+    assert [line[5] for line in cells] == ["-2.25", "+0.00"]
+
+
+def test_a_run_is_described_by_what_tells_it_from_others():
+    cbsa_star = REPORT | {"style": "cbsa", "representatives": [6, 5], "distill": {"what": "none"}}
+    assert "CBSA*, 6×5, digits, 5 epochs" in vit_adapt.describe(cbsa_star)
+    linear = cbsa_star | {"style": "linear", "kernel": "elu"}
+    assert "linear, ELU + 1, digits" in vit_adapt.describe(linear)
+    assert "linear, digits" in vit_adapt.describe(linear | {"kernel": "relu"})
+
+
 def invoke(*arguments):
     ran = CliRunner().invoke(
         app, ["reproduce", "fig-vit-adapt", *map(str, arguments)], env={"COLUMNS": "300", "TERM": "dumb"}
@@ -99,7 +123,7 @@ def test_the_command(tmp_path, monkeypatch):
     )
     assert code == 0, output
     what = "vit_tiny_patch16_224, CBSA∨ (Agent), digits, 5 epochs, distilled: both, 2 groups"
-    assert f"{what} 40.00 12.50 39.25 -0.75 75.0% 80.0%" in output
+    assert f"{what} 40.00 12.50 39.25 -0.75 — 75.0% 80.0%" in output
     assert "CBSA*, digits" in output
     assert "gives no number" in output
     stored = json.loads((tmp_path / "out" / "fig-vit-adapt.json").read_text())

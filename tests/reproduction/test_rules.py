@@ -231,20 +231,47 @@ def test_segmentation_decoders(tmp_path):
     assert [verdict(tmp_path, name) for name in ("decoder-miou", "decoder-tied")] == [PARTLY, FAILS]
 
 
-def adapted(style, top1, swapped=1.0, what="none"):
-    tops = {stage: {"top1": value} for stage, value in (("fine_tuned", top1), ("swapped", swapped))}
-    return {"style": style, "distill": {"what": what}, "replaced": [12], "original": {"top1": 60.0}, **tops}
+def adapted(run, top1, swapped=10.0):
+    stages = {"original": 60.0, "swapped": swapped, "fine_tuned": top1}
+    accuracies = {stage: {"top1": value, "loss": 2.0} for stage, value in stages.items()}
+    return {"run": run, "style": run.partition("-")[0], "epochs": 3, **accuracies}
 
 
-def test_adapted_vits(tmp_path):
-    runs = [adapted("cbsa", 50.0), adapted("linear", 51.0, 2.0), adapted("agent", 51.5)]
-    runs.append(adapted("cbsa", 90.0, what="both"))  # distilled: not what the paper does
+ADAPTED = ("adapted-cbsa", "adapted-agent", "adapted-deviation")
+
+
+@pytest.mark.parametrize(
+    ("cbsa", "agent", "verdicts"),
+    [
+        (adapted("cbsa-none", 50.0, 18.0), adapted("agent-none", 53.0), [HOLDS, HOLDS, HOLDS]),
+        (adapted("cbsa-none", 49.6, 19.5), adapted("agent-none", 51.5), [HOLDS, PARTLY, PARTLY]),
+        (adapted("cbsa-none", 49.0, 21.0), adapted("agent-none", 50.5), [FAILS, FAILS, FAILS]),
+    ],
+)
+def test_adapted_vits(tmp_path, cbsa, agent, verdicts):
+    """What the paper does counts: no distillation, the recipe's representatives, ReLU."""
+    runs = [cbsa, agent, adapted("linear-none", 51.0, 20.0), adapted("softmax-none", 61.0, 60.0)]
+    others = ("cbsa-both", "cbsa-6x6-none", "agent-both", "linear-elu-none", "cbsa-both-groups3")
+    runs += [adapted(run, 90.0, 90.0) for run in others]
     put(tmp_path, "adapt/adapt_study.json", {"runs": runs})
-    names = ("adapted-cbsa", "adapted-agent", "adapted-deviation")
-    assert [verdict(tmp_path, name) for name in names] == [HOLDS, PARTLY, HOLDS]
-    runs[0], runs[2] = adapted("cbsa", 49.0, 3.0), adapted("agent", 50.0)
-    put(tmp_path, "adapt/adapt_study.json", {"runs": runs[:3]})
-    assert [verdict(tmp_path, name) for name in names] == [FAILS, FAILS, FAILS]
+    assert [verdict(tmp_path, name) for name in ADAPTED] == verdicts
+
+
+def test_adapted_vits_are_judged_by_the_study_on_a_cpu_where_there_is_no_larger_one(tmp_path):
+    def finding(name):
+        return judge(CLAIMS[name], tmp_path).finding
+
+    assert finding("adapted-cbsa").verdict == NOT_YET
+    runs = [adapted(f"{style}-none", 51.0, 20.0) for style in ("cbsa", "agent", "linear", "softmax")]
+    put(tmp_path, "cpu/adapt/adapt_study.json", {"runs": runs[:2]})
+    assert "adapt_study.json::linear-none" in finding("adapted-cbsa").reason
+    put(tmp_path, "cpu/adapt/adapt_study.json", {"runs": runs})
+    for name in ADAPTED:
+        assert "CIFAR-10, 32 px, width 64, six layers, on a CPU" in finding(name).measured
+    assert "cbsa 20.0 % (loss 2.00)" in finding("adapted-deviation").measured  # before fine-tuning
+    put(tmp_path, "adapt/adapt_study.json", {"runs": runs})
+    for name in ADAPTED:
+        assert "Tiny-ImageNet" in finding(name).measured
 
 
 def test_ablations(tmp_path):

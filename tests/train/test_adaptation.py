@@ -23,6 +23,7 @@ from cbsa.train.adaptation.original import configure
 from cbsa.train.adaptation.progressive import replaced_by, replacements
 from cbsa.train.adaptation.recipes import ADAPT_RECIPES, adapt_recipe
 from cbsa.train.adaptation.report import read_report
+from cbsa.train.adaptation.task import Adaptation
 from cbsa.train.assess import assess, config_of_run
 from cbsa.train.fields import from_dict, to_dict
 from cbsa.train.kinds import config_of
@@ -214,6 +215,16 @@ def test_a_saved_model_has_its_style_again(whole):
     assert torch.equal(build_model(tuned, 10).eval()(images), expected)
     with pytest.raises(TypeError, match="adapted"):
         timm.create_model(f"local-dir:{whole.folder / 'model'}", pretrained=True)
+
+
+def test_layers_to_come_keep_the_mixing_of_an_original_that_was_adapted(whole):
+    """A second adaptation, one layer after another: the others stay CBSA* until it is their turn."""
+    config = adapt_config(whole.folder, "swap.style=linear", "swap.groups=3", "swap.over=0.9")
+    task = Adaptation(config)
+    model = task.build_model(10)
+    for step, expected in ((0, ["cbsa", "cbsa", "linear"]), (9, ["linear"] * 3)):
+        task.arrange(model, step, 10)
+        assert [block.attn.style.name for block in model.blocks] == expected
 
 
 def kwargs_of(size):

@@ -27,13 +27,13 @@ REQUIRED = {
         for size in ("tiny", "small")
     ),
     "digits_cbt",
-    *("digits_vit", "tiny_imagenet_vit_tiny", "tiny_imagenet_vit_small"),
+    *("digits_vit", "cifar10_vit", "tiny_imagenet_vit_tiny", "tiny_imagenet_vit_small"),
 }
 
 
 def test_the_required_recipes_are_there():
     assert set(RECIPES) >= REQUIRED
-    assert len(REQUIRED) == 28
+    assert len(REQUIRED) == 29
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -15,7 +15,6 @@ import copy as copying
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from cbsa._checks import check_sizes
@@ -23,7 +22,7 @@ from cbsa.adaptation.layout import MapLayout
 from cbsa.adaptation.style import Style
 
 try:
-    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
     from transformers.masking_utils import sdpa_mask
 except ImportError as error:
     raise ImportError(f"{error}: it comes with pip install 'cbsa[transformers]'") from error
@@ -66,7 +65,6 @@ def adapt_transformers(model: Model, style: Style, copy: bool) -> Model:
     for option in _OPTIONS:
         setattr(config, f"cbsa_{option}", getattr(style, option))
     setattr(config, _MARK, implementation)
-    _remember(config, implementation)
     layout = MapLayout(prefix_tokens(config))
     layout.follow(_patch_embedding(model))
     for attention in attentions:
@@ -80,18 +78,13 @@ def _attentions(model: nn.Module, config: Any) -> list[Any]:
 
 
 def _patch_embedding(model: nn.Module) -> nn.Module:
-    """The convolution that makes patches of an image, the only one in these models."""
-    (convolution,) = (module for module in model.modules() if isinstance(module, nn.Conv2d))
-    return convolution
+    """The convolution that makes patches of an image: the first, as decoders of masked images have more."""
+    return next(module for module in model.modules() if isinstance(module, nn.Conv2d))
 
 
 def _remember(config: Any, implementation: str) -> None:
-    """Let ``save_pretrained`` write the attention that :func:`cbsa.adapt` gave a model.
-
-    transformers takes it from the file and forgets it: a model that was loaded is told anew when it runs.
-    """
-    if getattr(config, _MARK, None) == implementation:
-        setattr(config, _SAVED, implementation)
+    """Let ``save_pretrained`` write the attention that :func:`cbsa.adapt` gave a model."""
+    vars(config)[_MARK] = vars(config)[_SAVED] = implementation
 
 
 def style_of(config: Any, implementation: str) -> Style:
@@ -136,8 +129,6 @@ def attention_forward(
         grid, prefix = tuple(layout.grid), layout.num_prefix_tokens
     else:
         grid, prefix = token_layout(config, query.shape[2])
-    if not torch.compiler.is_compiling():
-        _remember(config, implementation)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     mixed = style.attend(query, key, value, scale, grid, prefix)
     return mixed.transpose(1, 2).contiguous(), None
@@ -177,6 +168,9 @@ def _pair(size: Any) -> tuple[int, ...]:
     return sizes * 2 if len(sizes) == 1 else sizes
 
 
+# transformers takes the attention from config.json and forgets it; our mark it sets as an attribute, which
+# brings it back: a model that was loaded is saved with its attention.
+setattr(PreTrainedConfig, _MARK, property(lambda config: vars(config).get(_MARK), _remember))
 for _name in IMPLEMENTATIONS:
     AttentionInterface.register(_name, partial(attention_forward, _name))
     AttentionMaskInterface.register(_name, sdpa_mask)  # masks reach attention_forward, which refuses them

@@ -147,26 +147,43 @@ def cost_grid(found: Sequence[Cost]) -> Grid:
 
 
 def accuracy_grid(reports: Sequence[dict[str, Any]]) -> Grid:
-    """Accuracies of runs: the original's, right after the swap, after fine-tuning, and the difference."""
-    columns = ("", "original", "swapped", "tuned", "difference", "FLOPs", "of the paper's saving")
+    """Accuracies of runs: the original's, right after the swap, after fine-tuning, and the differences."""
+    columns = ("", "original", "swapped", "tuned", "Δ", "Δ tuned", "FLOPs", "saving")
     cells: list[tuple[str, ...]] = []
     for report in reports:
-        tops = [report[stage]["top1"] for stage in STAGES]
+        tops, control = [report[stage]["top1"] for stage in STAGES], tuned_original(report, reports)
         cells.append(
             (
                 describe(report),
                 *(f"{top:.2f}" for top in tops),
                 f"{tops[-1] - tops[0]:+.2f}",
+                "—" if control is None else f"{tops[-1] - control:+.2f}",
                 f"{report['swapped_gflops'] / report['gflops']:.1%}",
                 "—" if (share := saving_share(report)) is None else f"{share:.1%}",
             )
         )
     notes = (
-        "FLOPs: share of the original's. Right after the swap nothing has been learnt yet.",
-        "Of the paper's saving: FLOPs saved, counted, over what CBSA in all layers saves at this size by the "
-        "paper's complexities, 2N²d − 3Nmd − 2m²d per layer with m = d/H.",
+        "Swapped: right after the swap, nothing is learnt yet. Δ: tuned, less the original. Δ tuned: less "
+        "the original fine-tuned as long, with softmax attention and labels alone.",
+        "FLOPs: share of the original's. Saving: share of the paper's: FLOPs saved, counted, over what CBSA "
+        "in all layers saves at this size by the paper's complexities, 2N²d − 3Nmd − 2m²d per layer with "
+        "m = d/H.",
     )
     return Grid("Top-1 accuracy in %, ours", columns, cells, notes)
+
+
+def tuned_original(report: dict[str, Any], reports: Sequence[dict[str, Any]]) -> float | None:
+    """Top-1 of the same original, fine-tuned as long with softmax and labels alone; None if nobody did it."""
+
+    def budget(run: dict[str, Any]) -> tuple[Any, ...]:
+        return *(run[name] for name in ("model", "dataset", "epochs")), run.get("weights"), run.get("seed")
+
+    found = [
+        run["fine_tuned"]["top1"]
+        for run in reports
+        if run["style"] == "softmax" and run["distill"]["what"] == "none" and budget(run) == budget(report)
+    ]
+    return found[0] if found else None
 
 
 def saving_share(report: dict[str, Any]) -> float | None:
@@ -180,7 +197,13 @@ def saving_share(report: dict[str, Any]) -> float | None:
 
 def describe(report: dict[str, Any]) -> str:
     """What a run did, in a few words."""
-    parts = [report["model"], LABELS[report["style"]], f"{report['dataset']}, {report['epochs']} epochs"]
+    parts = [report["model"], LABELS[report["style"]]]
+    layout = report.get("representatives")
+    if layout and report["style"] in ("cbsa", "agent"):
+        parts.append("×".join(map(str, layout)))
+    if report["style"] == "linear" and report.get("kernel") == "elu":
+        parts.append("ELU + 1")
+    parts.append(f"{report['dataset']}, {report['epochs']} epochs")
     if report["distill"]["what"] != "none":
         parts.append(f"distilled: {report['distill']['what']}")
     if len(report["replaced"]) > 1:

@@ -51,7 +51,8 @@ def mix(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: str, sums:
     wide, mine = accumulation_dtype(v.dtype), sums.counted(k)
     state = torch.cat([mine.mT @ sums.counted(v), mine.sum(-2).unsqueeze(-1)], -1)  # (B, H, d, d + 1)
     state = sums.total(state)
-    numerator = (q @ state[..., :-1]).to(wide)  # (B, H, N, d)
-    denominator = (q @ state[..., -1:]).to(wide)  # (B, H, N, 1)
+    # One product: compiled for a CPU by torch 2.15, one with a single column writes past the last token.
+    mixed = (q @ state).to(wide)  # (B, H, N, d + 1)
+    numerator, denominator = mixed[..., :-1], mixed[..., -1:]
     seen = denominator >= torch.finfo(v.dtype).tiny
     return torch.where(seen, numerator / denominator.where(seen, 1), 0).to(v.dtype)

@@ -12,6 +12,7 @@ from cbsa._checks import check_choice
 from cbsa.data.config import AugmentConfig, DataConfig
 from cbsa.paper import CLASSIFICATION
 from cbsa.train.config import (
+    CheckpointConfig,
     ModelConfig,
     OptimizerConfig,
     RuntimeConfig,
@@ -83,6 +84,33 @@ def digits_vit() -> TrainConfig:
     optimizer = OptimizerConfig("adamw", 2e-3, 0.05, (0.9, 0.999), decay_all=False, clip_grad=1.0)
     model = ModelConfig("vit_tiny_patch16_224", kwargs)
     return replace(digits_cbt(), recipe="digits_vit", model=model, optimizer=optimizer)
+
+
+@_register
+def cifar10_vit() -> TrainConfig:
+    """A ViT of timm of width 64 and six layers on CIFAR-10, to be adapted (``cbsa adapt``).
+
+    For a CPU: 65 tokens an image. Needs CIFAR-10 (50,000 images of 32 px); ``data.dataset=parquet``
+    reads it from parquet files. Time and accuracy have not been measured.
+
+    Command: ``cbsa train cifar10_vit data.root=/data``
+    """
+    vit, lab = digits_vit(), _LABORATORY["cifar10"]
+    return replace(
+        vit,
+        recipe="cifar10_vit",
+        model=replace(vit.model, kwargs={**vit.model.kwargs, "depth": 6}),
+        data=replace(lab["data"], store="device", workers=0),
+        augment=AugmentConfig(crop="pad", padding=lab["padding"]),
+        schedule=ScheduleConfig("cosine", warmup_epochs=1),
+        runtime=RuntimeConfig(device="cpu", compile=True),
+        epochs=8,
+        batch_size=128,
+        eval_batch_size=500,
+        eval_every=4,
+        log_every=50,
+        checkpoint=CheckpointConfig(every_steps=100, keep=1),
+    )
 
 
 # --- the paper -----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from cbsa.train.initial import build_model, original_classes
 from cbsa.train.state import Progress
 from cbsa.train.task import Objective
 
+_SOFTMAX = Style("softmax")
 _OUT_OF_THE_RUNNING = -1.0  # score of an epoch at whose end layers are still to be replaced
 
 
@@ -48,6 +49,7 @@ class Adaptation(Classification):
         self._teacher: nn.Module | None = None
         self._recorded = RecordedBlocks(), RecordedBlocks()  # of the original and of the model
         self._layers: list[int] = []
+        self._styles: list[Style] = []  # of the original's layers, before the swap
         self._complete = False
         self._baseline: Baseline | None = None
         self._steps = 0
@@ -70,8 +72,10 @@ class Adaptation(Classification):
 
     def _swap(self, model: nn.Module) -> nn.Module:
         """Put the style into all layers that are to have it."""
-        swap = self.config.swap
-        self._layers = chosen_layers(swap.layers, len(getattr(model, "blocks", ())))
+        swap, blocks = self.config.swap, getattr(model, "blocks", ())
+        attentions = [getattr(block, "attn", None) for block in blocks]
+        self._styles = [a.style if isinstance(a, AdaptedAttention) else _SOFTMAX for a in attentions]
+        self._layers = chosen_layers(swap.layers, len(blocks))
         self._schedule()  # refuses more groups than layers
         return adapt(
             model,
@@ -137,7 +141,7 @@ class Adaptation(Classification):
         for index in self._layers:
             attention = getattr(blocks[index], "attn", None)
             if isinstance(attention, AdaptedAttention):
-                style = self.config.swap.target() if index in replaced else Style("softmax")
+                style = self.config.swap.target() if index in replaced else self._styles[index]
                 changed |= style != attention.style
                 attention.style = style
         return changed
@@ -171,6 +175,7 @@ class Adaptation(Classification):
         schedule = self._schedule() if self._steps else []
         return {
             "model": config.model.name,
+            "model_kwargs": config.model.kwargs,
             "weights": config.model.weights,
             "dataset": config.data.dataset,
             "img_size": config.data.img_size,
@@ -180,6 +185,8 @@ class Adaptation(Classification):
             "style": swap.style,
             "layers": self._layers,
             "representatives": swap.representatives,
+            "kernel": swap.kernel,
+            "broadcast_scale": swap.broadcast_scale,
             "distill": asdict(config.distill),
             "replaced": [{"step": step, "layers": layers} for step, layers in schedule],
         }
