@@ -151,7 +151,8 @@ def options_beyond_the_paper(mesh):
         check(mesh, partial(CBSA, 12, 2, **FEW, **options), IMAGE, dtype=torch.float32, call=under_autocast)
     layer = partial(CBSA, 12, 2, **FEW, rep_norm="layer", iterations=2)
     check(mesh, layer, IMAGE, call=recomputed, padding=True)
-    check(mesh, layer, IMAGE, known=True, call=partial(compiled, backend="aot_eager"))
+    if mesh.size() == 2:
+        check(mesh, layer, IMAGE, known=True, call=partial(compiled, backend="aot_eager"))
 
 
 class Largest(TorchDispatchMode):
@@ -178,22 +179,22 @@ def nothing_of_size_n_m(mesh):
 
 
 def convolution(mesh):
-    """A depth-wise convolution reads rows of other processes, through those that have fewer than it reaches."""
+    """A depth-wise convolution reads rows of other processes, also through those that have few."""
     for side, grid in ((3, IMAGE), (7, IMAGE), (3, (7,)), (5, (7,)), (3, (7, 3, 2))):
         layer = partial(CBSA, 12, 2, representatives=(2,) * len(grid), dwconv=side)
         check(mesh, layer, grid, padding=side == 7)
     check(mesh, partial(CBSA, 12, 2, **FEW, num_prefix_tokens=3, dwconv=3), IMAGE, prefix=3, call=recomputed)
-    check(mesh, partial(CBSA, 12, 2, **FEW, num_prefix_tokens=0, dwconv=3, broadcast="per_token"), IMAGE,
-          prefix=0, known=True, call=partial(compiled, backend="aot_eager"))  # fmt: skip
+    if mesh.size() == 2:
+        layer = partial(CBSA, 12, 2, **FEW, num_prefix_tokens=0, dwconv=3, broadcast="per_token")
+        check(mesh, layer, IMAGE, prefix=0, known=True, call=partial(compiled, backend="aot_eager"))
     check(mesh, partial(MSSA, 12, 2, contraction="exact", dwconv=3), IMAGE)
-    check(mesh, partial(CBSA, 12, 2, **FEW, dwconv=3), IMAGE, dtype=torch.float32, call=under_autocast)
     group = ContextGroup.of(mesh)
     layer = CBSA(12, 2, **FEW, dwconv=5)
     x = torch.randn(2, 1 + 4 * 3, 12, requires_grad=True)
     with count_traffic() as traffic:
         shard_attention(layer, group)(x, Shard((4, 3), group.rank * 4, group.size * 4)).sum().backward()
     sent = sum(costs.convolution_bytes(layer, (4, 3), batch=2))
-    assert sent == 2 * 4 * 2 * 3 * 12 * 4  # of 4 bytes: both ways, 4 rows of 3 tokens of 12 channels, 2 images
+    assert sent == 2 * 4 * 2 * 3 * 12 * 4  # both ways, 4 rows of 2 images, 3 tokens of 12 channels of 4 bytes
     neighbours = (group.rank > 0) + (group.rank < group.size - 1)
     assert traffic.bytes["all_to_all"] == sent * neighbours / 2
     with pytest.raises(ValueError, match="give the layout of the 6 patch tokens"):
@@ -248,6 +249,9 @@ def bad_shards(mesh):
         layer(torch.randn(2, 7, 12))
     with pytest.raises(ValueError, match="must have the same rank"):
         layer(torch.randn(2, 7, 12), 6)
+    for shard in (Shard((3, 3), 0, 3 * group.size), Shard((2, 3), -1, 9), Shard((2, 3), 8, 9)):
+        with pytest.raises(ValueError, match=r"does not describe the 6 patch tokens of this process"):
+            layer(torch.randn(2, 7, 12), shard)
     with pytest.raises(ValueError, match=r"rank of grid must be the same .*\[2, .*1\] by process"):
         layer(torch.randn(2, 7, 12), 6 if last else (2, 3))
     with pytest.raises(ValueError, match="has 9 axes: tokens can be spread on at most 8"):

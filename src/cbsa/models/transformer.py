@@ -49,9 +49,9 @@ class Block(nn.Module):
         shift = self._left_to_the_norm(x)
         update: Tensor = self.attn(normed, grid, bias=shift is None)
         del normed  # what is read no more is let go: each is as large as the tokens
-        codes = self.norm2.of_sum(x, update, shift)
+        normed = self.norm2.of_sum(x, update, shift)
         del update
-        codes = self.ff(codes)
+        codes: Tensor = self.ff(normed)
         return codes
 
     def _left_to_the_norm(self, x: Tensor) -> Tensor | None:

@@ -146,8 +146,8 @@ def tensor_parallel_wire(tokens: int, dim: int, devices: int, dtype: torch.dtype
 _SOFTMAX_BLOCK, _OF_HEADS = memory.BLOCK["ista"] + 2, 4
 
 
-# Tensors of the size of the tokens that are alive at once in a block without a backward, not fused: its input,
-# and in attention the normed tokens, the heads and what comes out.
+# Tensors of the size of the tokens that are alive at once in a block without a backward, not fused: its
+# input, and in attention the normed tokens, the heads and what comes out.
 _ALIVE = 4
 
 

@@ -24,7 +24,7 @@ class ShardedDepthwiseConv(DepthwiseConv):
         return super().forward(x, grid.sizes if isinstance(grid, Shard) else grid)
 
     def convolve(self, maps: Tensor) -> Tensor:
-        """Filter maps (B, C, rows, …): padded along all axes but the first, where the neighbours' rows are."""
+        """Filter maps (B, C, rows, …): padded along all axes but the first, where neighbours' rows are."""
         reach = self.kernel_size // 2
         above, below = (rows(maps, reach, self.group) for rows in (rows_above, rows_below))
         padding = [0, *[reach] * (self.rank - 1)]

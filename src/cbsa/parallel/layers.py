@@ -38,9 +38,10 @@ class Sharded(Attention):
 
     def lay_out(self, x: Tensor, grid: Any, mask: Tensor | None) -> Any:
         """The shard that lies here; see :func:`agree_on_tokens`."""
-        if isinstance(grid, Shard):
-            return grid
         tokens = x.shape[1] - self.num_prefix_tokens
+        if isinstance(grid, Shard):
+            grid.check(tokens)
+            return grid
         if grid is None and self.grid_rank > 1:
             raise ValueError(f"give the layout of the {tokens} patch tokens of this process as grid=")
         sizes = (tokens,) if grid is None else check_sizes("grid", grid)
