@@ -152,6 +152,7 @@ def options_beyond_the_paper(mesh):
     layer = partial(CBSA, 12, 2, **FEW, rep_norm="layer", iterations=2)
     check(mesh, layer, IMAGE, call=recomputed, padding=True)
     if mesh.size() == 2:
+        layer = partial(layer, dwconv=3)
         check(mesh, layer, IMAGE, known=True, call=partial(compiled, backend="aot_eager"))
 
 
@@ -184,9 +185,6 @@ def convolution(mesh):
         layer = partial(CBSA, 12, 2, representatives=(2,) * len(grid), dwconv=side)
         check(mesh, layer, grid, padding=side == 7)
     check(mesh, partial(CBSA, 12, 2, **FEW, num_prefix_tokens=3, dwconv=3), IMAGE, prefix=3, call=recomputed)
-    if mesh.size() == 2:
-        layer = partial(CBSA, 12, 2, **FEW, num_prefix_tokens=0, dwconv=3, broadcast="per_token")
-        check(mesh, layer, IMAGE, prefix=0, known=True, call=partial(compiled, backend="aot_eager"))
     check(mesh, partial(MSSA, 12, 2, contraction="exact", dwconv=3), IMAGE)
     group = ContextGroup.of(mesh)
     layer = CBSA(12, 2, **FEW, dwconv=5)

@@ -191,8 +191,8 @@ def measure_form(form: Form, device: torch.device, seconds: float) -> Row:
     row: Row = {**row_key(form), "status": DONE, "reason": None, "errors": []}
     recover()
     on_cpu = device.type == "cpu"
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    before = resident_bytes() if on_cpu else before
+    allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    before = resident_bytes() if on_cpu else allocated
     reset_peak()
     benchmark = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True

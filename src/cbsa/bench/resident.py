@@ -29,7 +29,7 @@ def reset_peak() -> None:
 
 
 def peak_resident_bytes() -> int | None:
-    """The largest resident set since :func:`reset_peak`; where that has no effect, since the process began."""
+    """The largest resident set since :func:`reset_peak`, or since the process began where it has none."""
     return _read("VmHWM")
 
 

@@ -88,7 +88,7 @@ def extended_contract_broadcast(
 
 def _parts(group: ContextGroup, copies: int) -> Parts:
     """Extraction over all processes, and broadcasts within this one."""
-    where = {"copies": copies, "name": group.name, "size": group.size}
+    where: dict[str, Any] = {"copies": copies, "name": group.name, "size": group.size}
     broadcasts = (_broadcast, extended_sdpa.broadcast_per_token, extended_sdpa.broadcast_by_softmax)
     return Parts(
         partial(_gather, **where), partial(_extract, **where), dict(zip(BROADCASTS, broadcasts, strict=True))

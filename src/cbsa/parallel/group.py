@@ -45,14 +45,8 @@ class ContextGroup:
                 "say over which of them tokens are spread"
             )
         index = names.index(dim) if isinstance(dim, str) else dim
-        group, rank = mesh.get_group(index), mesh.get_local_rank(index)
-        if rank != distributed.get_rank(group):
-            ranks = distributed.get_process_group_ranks(group)
-            raise ValueError(
-                f"dim={dim!r}: the mesh has the processes of this dimension in another order than that of "
-                f"their ranks, {ranks}, which process groups have; list them in ascending order"
-            )
-        return cls(group.group_name, rank, mesh.size(index))
+        group = mesh.get_group(index)
+        return cls(group.group_name, mesh.get_local_rank(index), mesh.size(index))
 
     @classmethod
     def world(cls) -> "ContextGroup":
