@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from cbsa.bench import models, scale
 from cbsa.bench.model_forms import Form
+from cbsa.bench.resident import resident_bytes
 from cbsa.bench.results import load_results
 from cbsa.bench.tables import grids
 from cbsa.cli import app
@@ -33,6 +34,15 @@ def test_a_million_tokens_are_the_last():
     assert scale.token_count(NAME, scale.RESOLUTIONS[-1]) == 1_048_577
     config = scale.Config(scale.MODELS, torch.device("cpu"))
     assert {form.batch for form in config.forms()} == {1}
+
+
+def test_training_recomputes_by_the_memory_of_the_device(monkeypatch):
+    form = scale.ScaleForm("cbt_tiny_patch4_32", 32, 1, "training", "fp32", "none")
+    assert form.create().kept_bytes == min(32 << 30, scale.device_bytes(torch.device("cpu")) // 3)
+    monkeypatch.setattr(scale, "device_bytes", lambda device: 1 << 50)
+    assert form.create().kept_bytes == 32 << 30
+    other = scale.ScaleForm("vit_tiny_patch16_224", 32, 1, "training", "fp32", "none")
+    assert not hasattr(other.create(), "kept_bytes")
 
 
 def test_softmax_attention_is_cudnns_on_a_gpu():
@@ -67,6 +77,8 @@ def test_the_command_measures_and_writes(tmp_path):
     results = load_results(tmp_path / "scale.json")
     assert [r["tokens"] for r in results.rows] == [65, 4097, 6401]
     assert all(r["status"] == "done" for r in results.rows)
+    if resident_bytes() is not None:
+        assert all(0 < r["peak_bytes"] < r["process_bytes"] for r in results.rows)
     assert results.rows[0]["exponent"] == results.rows[1]["exponent"] > 0
     assert any("time grows as tokens to the power of" in note for note in grids(results)[0].notes)
     again = CliRunner().invoke(

@@ -5,7 +5,9 @@ import time
 import pytest
 import torch
 
+from cbsa.bench import timing as timing_module
 from cbsa.bench.ceilings import Ceilings, measure_ceilings
+from cbsa.bench.resident import resident_bytes
 from cbsa.bench.timing import attempt, describe, measure, percentile, summarise
 
 CPU = torch.device("cpu")
@@ -44,6 +46,25 @@ def test_a_sleep_takes_at_least_its_time_and_every_call_is_used():
     assert len(used) == 10  # and three to warm up
     assert set(used) == {0, 1, 2}
     assert timing.peak_bytes is None
+
+
+@pytest.mark.skipif(resident_bytes() is None, reason="the system does not tell the resident set")
+def test_memory_of_a_call_on_the_cpu():
+    """That of the largest of the calls, above the baseline, whatever was there at times before."""
+    torch.ones(128 << 20, dtype=torch.uint8)
+    before = resident_bytes()
+    kept = torch.ones(32 << 20, dtype=torch.uint8)
+    timing = measure(
+        [lambda: torch.ones(64 << 20, dtype=torch.uint8)], CPU, seconds=0.001, baseline_bytes=before
+    )
+    assert timing.peak_bytes == pytest.approx(kept.nbytes + (64 << 20), rel=0.1)
+
+
+def test_slow_calls_are_timed_a_few_times(monkeypatch):
+    monkeypatch.setattr(timing_module, "_SLOW", 0.001)
+    calls = []
+    timing = measure([lambda: calls.append(time.sleep(0.002))], CPU, seconds=0.001)
+    assert (len(calls), timing.samples) == (4, 3)
 
 
 @pytest.mark.parametrize(("calls", "seconds", "message"), [([], 1.0, "no call"), ([int], 0.0, "above 0")])

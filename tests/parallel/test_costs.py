@@ -162,7 +162,7 @@ def test_the_document_has_the_tables_of_the_cost_model(table):
     assert table() in document.read_text()
 
 
-@pytest.mark.parametrize("tile", [None, 2], ids=["whole", "in tiles"])
+@pytest.mark.parametrize("tile", [None, 2, 1], ids=["whole", "in tiles", "in the blocks"])
 def test_inference_peaks_where_the_cost_model_says(tile):
     model, images = small_cbt().eval(), torch.randn(1, 3, *SIZE)
     if tile is not None:

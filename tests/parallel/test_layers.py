@@ -6,6 +6,8 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import checkpoint
 
 from cbsa.layers import CBSA, MHSA, MSSA, TSSA, ChannelCBSA, LinearAttention, LinearCBSA
@@ -99,6 +101,7 @@ def bytes_do_not_depend_on_n(mesh):
         CBSA(12, 2, **FEW, init="learned"),
         CBSA(12, 2, **FEW, iterations=3, rep_norm="layer"),
         CBSA(12, 2, **FEW, broadcast="softmax", init="learned"),
+        CBSA(12, 2, **FEW, broadcast="per_token", iterations=2),
         TSSA(12, 2),
         LinearAttention(12, 2),
         LinearCBSA(12, 2),
@@ -144,8 +147,58 @@ def options_beyond_the_paper(mesh):
         check(mesh, layer, IMAGE, padding=True)
     check(mesh, partial(CBSA, 12, 2, **FEW, num_prefix_tokens=0, broadcast="softmax"), IMAGE, prefix=0,
           padding="empty")  # fmt: skip
-    check(mesh, partial(CBSA, 12, 2, **FEW, broadcast="per_token"), IMAGE, dtype=torch.float32,
-          call=under_autocast)  # fmt: skip
+    for options in ({"broadcast": "per_token"}, {"rep_norm": "layer"}):
+        check(mesh, partial(CBSA, 12, 2, **FEW, **options), IMAGE, dtype=torch.float32, call=under_autocast)
+    layer = partial(CBSA, 12, 2, **FEW, rep_norm="layer", iterations=2)
+    check(mesh, layer, IMAGE, call=recomputed, padding=True)
+    if mesh.size() == 2:
+        layer = partial(layer, dwconv=3)
+        check(mesh, layer, IMAGE, known=True, call=partial(compiled, backend="aot_eager"))
+
+
+class Largest(TorchDispatchMode):
+    """The numbers of the largest result."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        sizes = [x.numel() for x in tree_iter(out) if isinstance(x, torch.Tensor)]
+        self.numbers = max([self.numbers, *sizes])
+        return out
+
+
+def nothing_of_size_n_m(mesh):
+    """However many representatives there are, no result is much larger than the tokens."""
+    group = ContextGroup.of(mesh)
+    for options in ({}, *OPTIONS.values()):
+        layer = shard_attention(CBSA(8, 2, representatives=(8, 8), **options), group)
+        x = torch.randn(1, 1 + 60 * 10, 8, requires_grad=True)
+        with Largest() as largest:
+            layer(x, Shard((60, 10), group.rank * 60, group.size * 60)).sum().backward()
+        assert largest.numbers <= 2 * max(x.numel(), 64 * 64), options  # the tokens times m are 32 times more
+
+
+def convolution(mesh):
+    """A depth-wise convolution reads rows of other processes, also through those that have few."""
+    for side, grid in ((3, IMAGE), (7, IMAGE), (3, (7,)), (5, (7,)), (3, (7, 3, 2))):
+        layer = partial(CBSA, 12, 2, representatives=(2,) * len(grid), dwconv=side)
+        check(mesh, layer, grid, padding=side == 7)
+    check(mesh, partial(CBSA, 12, 2, **FEW, num_prefix_tokens=3, dwconv=3), IMAGE, prefix=3, call=recomputed)
+    check(mesh, partial(MSSA, 12, 2, contraction="exact", dwconv=3), IMAGE)
+    group = ContextGroup.of(mesh)
+    layer = CBSA(12, 2, **FEW, dwconv=5)
+    x = torch.randn(2, 1 + 4 * 3, 12, requires_grad=True)
+    with count_traffic() as traffic:
+        shard_attention(layer, group)(x, Shard((4, 3), group.rank * 4, group.size * 4)).sum().backward()
+    sent = sum(costs.convolution_bytes(layer, (4, 3), batch=2))
+    assert sent == 2 * 4 * 2 * 3 * 12 * 4  # both ways, 4 rows of 2 images, 3 tokens of 12 channels of 4 bytes
+    neighbours = (group.rank > 0) + (group.rank < group.size - 1)
+    assert traffic.bytes["all_to_all"] == sent * neighbours / 2
+    with pytest.raises(ValueError, match="give the layout of the 6 patch tokens"):
+        shard_attention(MSSA(12, 2, contraction="exact", dwconv=3), group)(torch.randn(2, 7, 12))
+    with pytest.raises(ValueError, match=r"grid=\(6,\): the convolution runs over 2 axes"):
+        shard_attention(MSSA(12, 2, contraction="exact", dwconv=3), group)(torch.randn(2, 7, 12), 6)
 
 
 def every_layer_recomputed(mesh):
@@ -194,6 +247,9 @@ def bad_shards(mesh):
         layer(torch.randn(2, 7, 12))
     with pytest.raises(ValueError, match="must have the same rank"):
         layer(torch.randn(2, 7, 12), 6)
+    for shard in (Shard((3, 3), 0, 3 * group.size), Shard((2, 3), -1, 9), Shard((2, 3), 8, 9)):
+        with pytest.raises(ValueError, match=r"does not describe the 6 patch tokens of this process"):
+            layer(torch.randn(2, 7, 12), shard)
     with pytest.raises(ValueError, match=r"rank of grid must be the same .*\[2, .*1\] by process"):
         layer(torch.randn(2, 7, 12), 6 if last else (2, 3))
     with pytest.raises(ValueError, match="has 9 axes: tokens can be spread on at most 8"):
@@ -260,6 +316,8 @@ CASES = {
         check, layer=partial(LinearAttention, 12, 2), grid=IMAGE, dtype=torch.float32, call=under_autocast
     ),
     "options beyond the paper": options_beyond_the_paper,
+    "nothing of size N×m": nothing_of_size_n_m,
+    "convolution": convolution,
     "every layer recomputed": every_layer_recomputed,
     "cbsa compiled": partial(
         check,
@@ -310,8 +368,6 @@ def test_layers_that_compare_all_tokens_are_refused(kind):
 def test_options_without_a_sharded_form_are_refused():
     with pytest.raises(ValueError, match="legacy_pool=True"):
         shard_attention(CBSA(12, 2, legacy_pool=True), group_of_one())
-    with pytest.raises(ValueError, match="the layer has dwconv=5, a convolution that reads tokens of"):
-        shard_attention(CBSA(12, 2, dwconv=5), group_of_one())
     with pytest.raises(TypeError, match="is a Other"):
         shard_attention(type("Other", (CBSA,), {})(12, 2), group_of_one())
 

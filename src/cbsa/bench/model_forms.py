@@ -50,9 +50,8 @@ class Form:
 
     def draw(self, device: torch.device, generator: torch.Generator) -> Tensor:
         """Random input of the model, a batch in float32."""
-        size = (self.batch, 3, self.img_size, self.img_size)
-        images = torch.randn(size, device=device, generator=generator)
-        return images.to(memory_format=torch.channels_last)
+        size = (self.batch, self.img_size, self.img_size, 3)
+        return torch.randn(size, device=device, generator=generator).permute(0, 3, 1, 2)  # channels last
 
     def arguments(self) -> tuple[Any, ...]:
         """What the model takes beside its input."""
@@ -83,9 +82,9 @@ def prepare(form: Form, device: torch.device) -> Prepared:
         model = form.create()
     model.to(device)
     generator = torch.Generator(device).manual_seed(0)
-    inputs = form.draw(device, generator)
     if form.mode == INFERENCE:
-        return _inference(form, model, inputs)
+        return _inference(form, model, form.draw(device, generator))
+    inputs = form.draw(device, generator)
     targets = torch.randint(form.num_classes, form.targets(), device=device, generator=generator)
     return _training(form, model, inputs, targets)
 
@@ -94,10 +93,11 @@ def _inference(form: Form, model: nn.Module, inputs: Tensor) -> Prepared:
     dtype, arguments = PRECISIONS[form.precision], form.arguments()
     model.eval()
     inputs = inputs.detach()
-    picked = list(range(min(form.batch, _MOST_CHECKED)))
+    picked = slice(_MOST_CHECKED)  # a view: large images are not copied
     with torch.no_grad(), plain_operators(model, form.plain_impl):
-        truth = model(inputs[picked], *arguments)
-        plain = copy.deepcopy(model).to(dtype)(inputs[picked].to(dtype), *arguments)
+        plain = truth = model(inputs[picked], *arguments)
+        if dtype != torch.float32:
+            plain = copy.deepcopy(model).to(dtype)(inputs[picked].to(dtype), *arguments)
     fuse = getattr(model, "fuse", None)
     if callable(fuse):
         fuse()

@@ -14,6 +14,7 @@ from cbsa.bench.compiling import fresh_compiler
 from cbsa.bench.gate import refusal
 from cbsa.bench.model_forms import COMPILATIONS, MODES, PRECISIONS, Form, prepare
 from cbsa.bench.origin import CODE, command_line, describe_environment
+from cbsa.bench.resident import peak_resident_bytes, reset_peak, resident_bytes
 from cbsa.bench.results import DONE, NOT_RUN, REFUSED, Results, Row, open_results, ratio
 from cbsa.bench.timing import describe, measure, recover
 from cbsa.bench.warm import compile_ahead, compile_form
@@ -182,15 +183,23 @@ def not_run(form: Form, reason: str) -> Row:
 
 
 def measure_form(form: Form, device: torch.device, seconds: float) -> Row:
-    """One row: build, check, time."""
+    """One row: build, check, time.
+
+    Its memory is that of a call with model and images. On a CPU, ``process_bytes`` is besides the largest
+    resident set of the process, Python and the check included.
+    """
     row: Row = {**row_key(form), "status": DONE, "reason": None, "errors": []}
     recover()
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    on_cpu = device.type == "cpu"
+    allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    before = resident_bytes() if on_cpu else allocated
+    reset_peak()
     benchmark = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
         with fresh_compiler():
             call, checks = prepare(form, device)
+            checking = peak_resident_bytes()
             row["errors"] = [check.as_dict() for check in checks]
             if (reason := refusal(checks)) is not None:
                 row["status"], row["reason"] = REFUSED, reason
@@ -198,6 +207,8 @@ def measure_form(form: Form, device: torch.device, seconds: float) -> Row:
                 # One image after another is what a model does in use: its weights may stay in the cache.
                 timing = measure([call], device, seconds=seconds, flush=False, baseline_bytes=before)
                 row.update(timing.as_row(), images_s=1e3 * form.batch / timing.median_ms)
+                if on_cpu and checking is not None:
+                    row["process_bytes"] = max(checking, peak_resident_bytes() or 0)
     except Exception as error:  # whatever a model, a compiler or a capture raises costs this row alone
         row["status"], row["reason"] = NOT_RUN, describe(error)
     finally:

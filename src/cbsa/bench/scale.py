@@ -1,6 +1,7 @@
 """``cbsa bench scale``: one image from 512 to 16,384 pixels, and how time grows with its tokens."""
 
 import math
+import os
 import statistics
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cbsa._checks import check_positive_number
@@ -17,13 +19,24 @@ from cbsa.bench.results import Row, done
 
 MODELS = ("cbt_small_patch16_224", "vit_small_patch16_224")
 RESOLUTIONS = (512, 1024, 2048, 4096, 8192, 16384)
+_KEPT = 3  # of the device's memory, a third may be what training keeps for the backward
 FEWEST_TOKENS = 4096  # from which on the growth is fitted: below, launches and weights weigh more than tokens
 
 
 class ScaleForm(Form):
-    """How a model is run: softmax attention, a ViT's, by cuDNN on a GPU, the fastest of its backends."""
+    """How a model is run: softmax attention, a ViT's, by cuDNN on a GPU, the fastest of its backends.
+
+    Models that recompute activations by their size do so from a third of the device's memory on.
+    """
 
     plain_impl: ClassVar[str] = "sdpa"  # the plainest that stores nothing of size N×m
+
+    def create(self) -> nn.Module:
+        """The model for images of its size, told how much memory there is."""
+        model = super().create()
+        if isinstance(kept := getattr(model, "kept_bytes", None), int):
+            model.kept_bytes = min(kept, device_bytes(next(model.parameters()).device) // _KEPT)  # type: ignore[assignment]
+        return model
 
     def attending(self, device: torch.device) -> AbstractContextManager[object]:
         """cuDNN's attention and no other; it has none in float32."""
@@ -71,6 +84,13 @@ class Config(models.Config):
         for row in rows:
             row["tokens"] = token_count(row["model"], row["img_size"])
             row["exponent"] = exponent(_alike(row, done(rows)))
+
+
+def device_bytes(device: torch.device) -> int:
+    """Memory of a device: of a GPU its own, else the machine's."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def token_count(name: str, img_size: int) -> int:

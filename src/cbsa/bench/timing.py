@@ -16,12 +16,15 @@ from typing import Any
 
 import torch
 
+from cbsa.bench.resident import peak_resident_bytes, reset_peak
+
 Call = Callable[[], Any]
 
 _WARM_UPS = 3  # calls before a capture: compilation, autotuning and lazy initialisation happen in them
 _GRAPH_MS = 2.0  # short calls share a graph until it takes so long
 _FLUSH_BYTES = 256 << 20  # several times the L2 cache of any GPU so far
 _FEWEST, _MOST = 7, 300  # samples of a number
+_SLOW, _FEWEST_SLOW = 5.0, 3  # seconds of a call on a CPU after which one warms up, and few samples suffice
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Timing:
     p80_ms: float
     samples: int
     calls_per_sample: int
-    peak_bytes: int | None  # None where it is not measured (CPU)
+    peak_bytes: int | None  # None where it is not measured
 
     def as_row(self) -> dict[str, Any]:
         """As fields of a row of results."""
@@ -77,7 +80,8 @@ def measure(
         device: where the work happens.
         seconds: time to spend on measuring, warm-up and compilation not counted.
         flush: on a GPU, empty the L2 cache between replays.
-        baseline_bytes: allocated memory that is not the call's, by default all that is there before it.
+        baseline_bytes: memory that is not the call's: allocated on a GPU, by default all that is there before
+            it; on a CPU the process's resident set, without which no memory is measured.
     """
     if not calls:
         raise ValueError("no call to time")
@@ -86,7 +90,7 @@ def measure(
     if device.type == "cuda":
         with torch.cuda.device(device):
             return _measure_cuda(calls, seconds, flush, baseline_bytes)
-    return _measure_cpu(calls, seconds)
+    return _measure_cpu(calls, seconds, baseline_bytes)
 
 
 def attempt(work: Callable[[], Timing]) -> tuple[Timing | None, str | None]:
@@ -119,18 +123,25 @@ def recover() -> None:
         raise DeviceLostError(f"the GPU failed and must be left: {describe(error)}") from error
 
 
-def _measure_cpu(calls: Sequence[Call], seconds: float) -> Timing:
+def _measure_cpu(calls: Sequence[Call], seconds: float, baseline_bytes: int | None) -> Timing:
+    fewest = _FEWEST
     for _ in range(_WARM_UPS):
+        start = time.perf_counter()
         calls[0]()
+        if time.perf_counter() - start > _SLOW:
+            fewest = _FEWEST_SLOW
+            break
     times: list[float] = []
+    reset_peak()
     end = time.perf_counter() + seconds
     for call in itertools.cycle(calls):
         start = time.perf_counter()
         call()
         now = time.perf_counter()
         times.append(1e3 * (now - start))
-        if len(times) >= _MOST or (len(times) >= _FEWEST and now >= end):
-            return summarise(times)
+        if len(times) >= _MOST or (len(times) >= fewest and now >= end):
+            peak = None if baseline_bytes is None else peak_resident_bytes()
+            return summarise(times, peak_bytes=None if peak is None else max(0, peak - (baseline_bytes or 0)))
     raise AssertionError("cycle never ends")
 
 

@@ -120,6 +120,7 @@ class Attention(nn.Module, ABC):
         if self.local is not None:
             nearby = self.local(streams[-1].transpose(1, 2).flatten(2), sizes)  # (B, N, H p)
             heads = heads + nearby.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+        del streams  # as large as the tokens, and read no more
         out = self.project_back(heads, bias)
         return out if padding is None else out.masked_fill(padding, 0)
 

@@ -47,8 +47,13 @@ class DepthwiseConv(nn.Module):
         if len(sizes) != self.rank:
             raise ValueError(f"grid={sizes}: the convolution runs over {self.rank} axes")
         maps = patches.transpose(1, 2).reshape(x.shape[0], x.shape[2], *sizes)  # (B, C, *grid)
-        out: Tensor = self.conv(maps).flatten(2).transpose(1, 2)
+        out = self.convolve(maps).flatten(2).transpose(1, 2)
         return F.pad(out, (0, 0, self.num_prefix_tokens, 0))
+
+    def convolve(self, maps: Tensor) -> Tensor:
+        """Filter maps (B, C, *grid)."""
+        out: Tensor = self.conv(maps)
+        return out
 
     def extra_repr(self) -> str:
         """Describe the layer in ``print(model)``."""

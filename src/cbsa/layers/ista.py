@@ -86,7 +86,7 @@ class ISTA(nn.Module):
         if dtype in (torch.bfloat16, torch.float16) and kernels_serve_compiled(x):
             with no_autocast(x.device):
                 return linear_relu(x.to(dtype), step.to(dtype), self.shift.to(dtype))
-        return F.relu(F.linear(x, step) - self.step_size * self.lambd)
+        return F.linear(x, step).sub_(self.step_size * self.lambd).relu_()  # no further N×d of memory
 
     def extra_repr(self) -> str:
         """Describe the layer in ``print(model)``."""

@@ -27,8 +27,12 @@ def embed_in_tiles(stem: ConvStem, images: Tensor, rows: int, above: Tensor | No
     height = -(-images.shape[2] // p)
     first = images[:, :, : rows * p]
     first = stem(first) if above is None else stem(torch.cat([above, first], 2))[:, :, 1:]
-    later = [
-        stem(images[:, :, (start - 1) * p : (start + rows) * p])[:, :, 1:]
-        for start in range(rows, height, rows)
-    ]
-    return torch.cat([first, *later], 2)
+    batch, dim, _, width = first.shape
+    layout = torch.channels_last if first.stride(1) == 1 else torch.contiguous_format
+    maps = torch.empty(
+        (batch, dim, height, width), dtype=first.dtype, device=first.device, memory_format=layout
+    )
+    maps[:, :, :rows] = first
+    for start in range(rows, height, rows):
+        maps[:, :, start : start + rows] = stem(images[:, :, (start - 1) * p : (start + rows) * p])[:, :, 1:]
+    return maps

@@ -43,11 +43,15 @@ class Block(nn.Module):
         x, normed = self.norm1.beside(x)
         if isinstance(self.ff, MLP):
             x = x + self.attn(normed, grid)
+            del normed
             more: Tensor = self.ff(self.norm2(x))
             return x + more
         shift = self._left_to_the_norm(x)
         update: Tensor = self.attn(normed, grid, bias=shift is None)
-        codes: Tensor = self.ff(self.norm2.of_sum(x, update, shift))
+        del normed  # what is read no more is let go: each is as large as the tokens
+        normed = self.norm2.of_sum(x, update, shift)
+        del update
+        codes: Tensor = self.ff(normed)
         return codes
 
     def _left_to_the_norm(self, x: Tensor) -> Tensor | None:
@@ -111,6 +115,7 @@ class Transformer(
     """
 
     stem_bytes = 4 << 30  # activations of the stem's widest stage in inference; above, it runs in tiles
+    tile_bytes = 1 << 30  # of a tile, unless the former is less
     kept_bytes = (
         32 << 30
     )  # activations kept for the backward; above, they are recomputed, unless told otherwise
@@ -319,9 +324,9 @@ class Transformer(
                 compiled = stem._compiled_call_impl is not None
                 maps = recomputed(stem, images, module=stem) if compiled else stem(images, recompute=True)
                 return maps
-            rows = tile_rows(stem, images, self.stem_bytes)
-            if rows < self._share(grid)[0] and not (self.training or torch.is_grad_enabled()):
-                return self._in_tiles(images, rows)
+            fits = tile_rows(stem, images, self.stem_bytes) >= self._share(grid)[0]
+            if not (fits or self.training or torch.is_grad_enabled()):
+                return self._in_tiles(images, tile_rows(stem, images, min(self.stem_bytes, self.tile_bytes)))
         maps = stem(images)
         return maps
 

@@ -18,6 +18,12 @@ def token_major(w: Tensor) -> Tensor:
     return w.new_empty(batch, n, heads, d).transpose(1, 2)
 
 
+def token_strides(w: Tensor) -> tuple[int, ...]:
+    """The strides of :func:`token_major`."""
+    _, heads, n, d = w.shape
+    return (n * heads * d, d, heads * d, 1)
+
+
 def empty_gradients(
     w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

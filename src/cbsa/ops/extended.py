@@ -103,14 +103,7 @@ def extended_contract_broadcast(
             )
         if parts is None:
             return _reference(w, reps, step_rep, step_out, mask, contraction, eps, rep_norm, broadcast)
-        delta, lse = (
-            (parts.gather(w, reps, mask, scale), None)
-            if broadcast == "softmax"
-            else parts.extract(w, reps, mask, scale)
-        )
-        r = norm_representatives(extracted(reps, delta, step_rep), rep_norm)  # float32 or wider
-        c = per_head(step_out, r.dtype) * _contract(r, contraction, scale, eps)
-        return parts.broadcasts[broadcast](w, reps, c, lse, mask, scale)
+        return by_parts(w, reps, step_rep, step_out, mask, parts, contraction, eps, rep_norm, broadcast)
 
 
 def _choose(w: Tensor, reps: Tensor) -> str:
@@ -131,6 +124,30 @@ def _parts(impl: str, w: Tensor, scale: float, contraction: str, broadcast: str)
         module = extended_sdpa
     broadcasts = (module.broadcast_transposed, module.broadcast_per_token, module.broadcast_by_softmax)
     return Parts(module.gather, module.extract, dict(zip(BROADCASTS, broadcasts, strict=True)))
+
+
+def by_parts(
+    w: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    parts: Parts,
+    contraction: str,
+    eps: float,
+    rep_norm: str,
+    broadcast: str,
+) -> Tensor:
+    """The last extraction, contraction and broadcast, the first and the last by an implementation's parts."""
+    scale = w.shape[-1] ** -0.5
+    delta, lse = (
+        (parts.gather(w, reps, mask, scale), None)
+        if broadcast == "softmax"
+        else parts.extract(w, reps, mask, scale)
+    )
+    r = norm_representatives(extracted(reps, delta, step_rep), rep_norm)  # float32 or wider
+    c = per_head(step_out, r.dtype) * _contract(r, contraction, scale, eps)
+    return parts.broadcasts[broadcast](w, reps, c, lse, mask, scale)
 
 
 def _contract(r: Tensor, contraction: str, scale: float, eps: float) -> Tensor:

@@ -111,15 +111,36 @@ def _extract_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients with respect to w and reps: dS = A∘(dD wᵀ − δ + dlse)."""
-    wide = accumulation_dtype(w.dtype)
     grad = torch.zeros_like(delta) if grad is None else grad
     tokens, bias = hide_padding(w, mask)
+    dq, dk, dv = backward_of_extraction(grad, grad_lse, tokens, reps, mask, bias, delta, lse, scale)
+    return write_gradient(w, mask, dk, dv), dq.to(reps.dtype).contiguous()
+
+
+def backward_of_extraction(
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    tokens: Tensor,
+    reps: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    delta: Tensor,
+    lse: Tensor,
+    scale: float,
+    share: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the scores' queries (the representatives), keys and values, the last two of the tokens.
+
+    With D and the log-sum-exp over more tokens than these, the first is what these tokens add to it, and of
+    what depends on D alone a ``share``.
+    """
+    wide = accumulation_dtype(tokens.dtype)
     dq, dk, dv = attention_backward(grad, reps, tokens, tokens, delta, lse, scale, bias)
     if grad_lse is not None:
         along = scale * grad_lse.unsqueeze(-1)  # (B, H, m, 1)
-        dq = dq.to(wide) + along * delta
+        dq = dq.to(wide) + share * along * delta
         dk = dk.to(wide) + broadcast(tokens, reps, along * reps, lse, None, mask, scale)
-    return write_gradient(w, mask, dk, dv), dq.to(reps.dtype).contiguous()
+    return dq, dk, dv
 
 
 @_extract_backward.register_fake

@@ -107,8 +107,13 @@ def _average_of_equal_windows(x: Tensor, grid: Sequence[int], bins: Sequence[int
     """Average x (B, N, C) over windows that divide the grid: a plain reduction, which compilers fuse."""
     sides = [(windows, n // windows) for n, windows in zip(grid, bins, strict=True)]
     tiles = x.reshape(x.shape[0], *(side for pair in sides for side in pair), x.shape[2])
-    within = tuple(range(2, 2 + 2 * len(sides), 2))
-    average = tiles.mean(within, dtype=accumulation_dtype(x.dtype))  # (B, *bins, C)
+    within, wide = tuple(range(2, 2 + 2 * len(sides), 2)), accumulation_dtype(x.dtype)
+    if x.device.type == "cpu" and x.dtype != wide and not torch.compiler.is_compiling():
+        # A CPU averages 16 bits by way of a wide copy: that of one row of windows at a time.
+        rows = [row.mean([axis - 1 for axis in within], dtype=wide) for row in tiles.unbind(1)]
+        average = torch.stack(rows, 1)
+    else:
+        average = tiles.mean(within, dtype=wide)  # (B, *bins, C)
     return average.reshape(x.shape[0], math.prod(bins), x.shape[2]).to(x.dtype)
 
 

@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops.attention import attention, attention_backward
-from cbsa.ops.custom import differentiate, empty_gradients, token_major
+from cbsa.ops.custom import differentiate, empty_gradients, token_major, token_strides
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.ops.reference import exact_factor, per_head
 from cbsa.ops.resolvent import resolvent, resolvent_backward
+
+_TOKENS_AT_A_TIME = 1 << 14
 
 
 def contract_broadcast(
@@ -92,7 +94,20 @@ def broadcast(
         gain = gain * per_head(step_out, wide)
     if mask is not None:
         gain = gain.masked_fill(~mask[:, None, :, None], 0)
-    return torch.mul(mixed, gain, out=token_major(k))
+    return _scaled(mixed, gain, token_major(k) if mixed.stride() != token_strides(k) else mixed)
+
+
+def _scaled(mixed: Tensor, gain: Tensor, out: Tensor) -> Tensor:
+    """gain·mixed (B, H, N, d), written to ``out``, which may be ``mixed`` itself.
+
+    A CPU multiplies different dtypes by way of wide copies: those of some tokens at a time.
+    """
+    n = mixed.shape[2]
+    step = _TOKENS_AT_A_TIME if mixed.device.type == "cpu" and mixed.dtype != gain.dtype else n
+    for start in range(0, n, step):
+        here = slice(start, start + step)
+        torch.mul(mixed[:, :, here], gain[:, :, here], out=out[:, :, here])
+    return out
 
 
 @_forward.register_fake

@@ -59,15 +59,7 @@ def contract_broadcast(
     Returns:
         (B, H, N, d), the outputs of this process's tokens.
     """
-    check_choice("contraction", contraction, CONTRACTIONS)
-    check_tensors(w, reps, step_rep, step_out)
-    check_mask(mask, w.shape[0], w.shape[2], w.device)
-    eps = check_positive_number("eps", eps)
-    if w.shape[2] <= num_prefix_tokens:
-        raise ValueError(
-            f"w has {w.shape[2]} tokens, of which {num_prefix_tokens} are prefix tokens: each process needs "
-            "tokens of its own"
-        )
+    eps = check_shard(w, reps, step_rep, step_out, num_prefix_tokens, mask, contraction, eps)
     w, reps = in_one_dtype(w, reps)
     copies = num_prefix_tokens if group.rank > 0 else 0
     scale = w.shape[-1] ** -0.5
@@ -75,6 +67,28 @@ def contract_broadcast(
         w, reps, step_rep, step_out, mask, scale, contraction, eps, copies, group.name, group.size
     )[0]
     return out
+
+
+def check_shard(
+    w: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    num_prefix_tokens: int,
+    mask: Tensor | None,
+    contraction: str,
+    eps: float,
+) -> float:
+    """Check what the operator is given in this process; return ε as a number."""
+    check_choice("contraction", contraction, CONTRACTIONS)
+    check_tensors(w, reps, step_rep, step_out)
+    check_mask(mask, w.shape[0], w.shape[2], w.device)
+    if w.shape[2] <= num_prefix_tokens:
+        raise ValueError(
+            f"w has {w.shape[2]} tokens, of which {num_prefix_tokens} are prefix tokens: each process needs "
+            "tokens of its own"
+        )
+    return check_positive_number("eps", eps)
 
 
 @torch.library.custom_op("cbsa::contract_broadcast_sharded", mutates_args=())
@@ -94,10 +108,7 @@ def _forward(
     """Return the output (B, H, N, d), D = Aw (B, H, m, d) and the log-sum-exp of A's rows (B, H, m)."""
     with no_autocast(w.device):
         w, bias = hide_padding(w, mask, elsewhere=True)
-        tokens, bias = w[:, :, copies:], None if bias is None else bias[..., copies:]
-        here, lse_here = attention(reps, tokens, tokens, scale, bias)
-        delta, lse = _merge(here, _of_real(lse_here, mask, copies), name)
-        delta = delta.to(w.dtype).contiguous()
+        delta, lse = extract(w, reps, mask, bias, scale, copies, name)
         c, _ = contract(extracted(reps, delta, step_rep), contraction, scale, eps)
         return broadcast(w, reps, c, lse, step_out, mask, scale), delta, lse
 
@@ -120,6 +131,19 @@ def _(
     return token_major(w), reps.new_empty(reps.shape), lse
 
 
+def extract(
+    w: Tensor, reps: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float, copies: int, name: str
+) -> tuple[Tensor, Tensor]:
+    """D = A w (B, H, m, d) and the log-sum-exp of A's rows (B, H, m), over the tokens of all processes.
+
+    Padding of w is 0, and the bias shuts it out; see :func:`cbsa.ops.sdpa.hide_padding`.
+    """
+    tokens, bias = w[:, :, copies:], None if bias is None else bias[..., copies:]
+    here, lse_here = attention(reps, tokens, tokens, scale, bias)
+    delta, lse = _merge(here, of_real(lse_here, mask, copies), name)
+    return delta.to(w.dtype).contiguous(), lse.contiguous()
+
+
 def _merge(here: Tensor, lse_here: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Average and log-sum-exp over all tokens, of those over the tokens of each process, −∞ for no token.
 
@@ -135,7 +159,7 @@ def _merge(here: Tensor, lse_here: Tensor, name: str) -> tuple[Tensor, Tensor]:
     return both[..., :-1] / total.unsqueeze(-1), top + total.log()
 
 
-def _of_real(lse: Tensor, mask: Tensor | None, copies: int) -> Tensor:
+def of_real(lse: Tensor, mask: Tensor | None, copies: int = 0) -> Tensor:
     """The log-sum-exp (B, H, m) of the scores here, −∞ for elements of which only padding is counted here."""
     return lse if mask is None else lse.where(mask[:, copies:].any(-1)[:, None, None], -torch.inf)
 
@@ -177,7 +201,7 @@ def _backward(
             a = a.masked_fill(~mask[:, None, None, :copies], 0)
 
         here, lse_here = attention(reps, tokens, g, scale, bias)
-        share = (_of_real(lse_here, mask, copies) - lse).exp().unsqueeze(-1)
+        share = (of_real(lse_here, mask, copies) - lse).exp().unsqueeze(-1)
         u = reduce(share * here.to(wide) + a @ g_copied, "sum", name)  # U = A G, (B, H, m, d)
         few = backward_of_representatives(u, reps, step_rep, step_out, delta, scale, contraction, eps)
         dq, dk, dv = backward_of_tokens(g, tokens, tokens, reps, u.to(w.dtype), delta, lse, few, scale, bias)

@@ -1,5 +1,6 @@
 """What a model over several processes sends and stores: docs/scaling.md is made of these numbers."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,7 +58,10 @@ def _sums_bytes(layer: Attention, batch: int, dtype: torch.dtype) -> Sent:
     if isinstance(layer, CBSA):
         m, pooled = layer.num_representatives, layer.initial_reps is None
         forward = m * (d + 2) * layer.iterations + m * d * pooled
-        backward = m * (d + 1) * layer.iterations if layer.is_extended else m * d
+        reads_lse = layer.broadcast == "per_token" or (
+            layer.broadcast == "transpose" and layer.rep_norm != "none"
+        )
+        backward = m * d * layer.iterations + m * reads_lse
         backward += m * d * (pooled and not layer.stop_gradient)
         return Sent(heads * forward * number, heads * backward * number)
     if isinstance(layer, TSSA):
@@ -69,6 +73,20 @@ def _sums_bytes(layer: Attention, batch: int, dtype: torch.dtype) -> Sent:
     if isinstance(layer, LinearCBSA) or (isinstance(layer, MSSA) and layer.contraction == "exact"):
         return Sent(*[heads * d * d * torch.float64.itemsize] * 2)
     raise TypeError(f"tokens of {type(layer).__name__} cannot be spread over processes")
+
+
+def convolution_bytes(
+    layer: Attention, grid: Sequence[int], batch: int = 1, dtype: torch.dtype = torch.float32
+) -> Sent:
+    """What the depth-wise convolution of a layer exchanges in a process with neighbours, if it has one.
+
+    As many rows as its filters reach go to the processes above and below, and their gradients back; of the
+    grid, the axes after the first matter.
+    """
+    if layer.local is None:
+        return Sent(0, 0)
+    row = math.prod(grid[1:]) * layer.num_heads * layer.head_dim
+    return Sent(*[2 * (layer.local.kernel_size // 2) * batch * row * dtype.itemsize] * 2)
 
 
 def stem_bytes(stem: ConvStem, width: int, batch: int = 1, dtype: torch.dtype = torch.float32) -> Sent:
@@ -128,9 +146,9 @@ def tensor_parallel_wire(tokens: int, dim: int, devices: int, dtype: torch.dtype
 _SOFTMAX_BLOCK, _OF_HEADS = memory.BLOCK["ista"] + 2, 4
 
 
-_ALIVE = (
-    7  # tensors of the size of the tokens that are alive at once in a block without a backward, not fused
-)
+# Tensors of the size of the tokens that are alive at once in a block without a backward, not fused: its
+# input, and in attention the normed tokens, the heads and what comes out.
+_ALIVE = 4
 
 
 def context_parallel_kept(tokens: int, dim: int, devices: int, dtype: torch.dtype = torch.bfloat16) -> float:
@@ -194,7 +212,7 @@ def activation_memory(
 def _stem_in_inference(model: Transformer, widest: int, rows: int, columns: int, dtype: torch.dtype) -> int:
     """Numbers of the widest stage, before and after GELU; of a tile and the maps, where there are tiles."""
     row = 2 * widest // rows  # of patches
-    tile = max(1, model.stem_bytes // (row * dtype.itemsize))
-    if tile >= rows:
+    if max(1, model.stem_bytes // (row * dtype.itemsize)) >= rows:
         return row * rows
+    tile = max(1, min(model.stem_bytes, model.tile_bytes) // (row * dtype.itemsize))
     return row * (tile + 1) + rows * columns * model.embed_dim

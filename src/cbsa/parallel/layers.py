@@ -13,6 +13,7 @@ from cbsa.ops.resolvent import resolvent_of_shards
 from cbsa.ops.token_statistics import token_statistics
 from cbsa.parallel.contract_broadcast import contract_broadcast
 from cbsa.parallel.convert import as_class
+from cbsa.parallel.depthwise import ShardedDepthwiseConv
 from cbsa.parallel.extended import extended_contract_broadcast
 from cbsa.parallel.group import ContextGroup
 from cbsa.parallel.pooling import pool_heads
@@ -32,14 +33,15 @@ class Sharded(Attention):
 
     @property
     def grid_rank(self) -> int:
-        """Number of axes of the grid."""
-        return 1
+        """Number of axes of the grid: any, if no convolution runs over it."""
+        return 1 if self.local is None else self.local.rank
 
     def lay_out(self, x: Tensor, grid: Any, mask: Tensor | None) -> Any:
         """The shard that lies here; see :func:`agree_on_tokens`."""
-        if isinstance(grid, Shard):
-            return grid
         tokens = x.shape[1] - self.num_prefix_tokens
+        if isinstance(grid, Shard):
+            grid.check(tokens)
+            return grid
         if grid is None and self.grid_rank > 1:
             raise ValueError(f"give the layout of the {tokens} patch tokens of this process as grid=")
         sizes = (tokens,) if grid is None else check_sizes("grid", grid)
@@ -53,7 +55,7 @@ class Sharded(Attention):
 class ShardedCBSA(Sharded, CBSA):
     """CBSA: m·(d + 2) numbers per head forward and m·d backward, and m·d each way for pooling.
 
-    With options beyond the paper's, as many forward and m·(d + 1) backward, for each of its iterations.
+    As many again for each further iteration; m more backward where the broadcast reads the log-sum-exp.
     """
 
     @property
@@ -177,11 +179,9 @@ def shard_attention(layer: Attention, group: ContextGroup, name: str = "the laye
             "processes; it is there for the authors' checkpoints at the size they were trained at. Spread "
             "tokens with legacy_pool=False"
         )
-    if layer.local is not None:
-        raise ValueError(
-            f"{name} has dwconv={layer.local.kernel_size}, a convolution that reads tokens of other "
-            "processes; spread tokens with dwconv=0"
-        )
     new = as_class(layer, kind)
     new.group = group
+    if layer.local is not None:
+        new.local = as_class(layer.local, ShardedDepthwiseConv)
+        new.local.group = group
     return new

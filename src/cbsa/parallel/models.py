@@ -60,6 +60,11 @@ def context_parallel(
             "model is context-parallel already: give context_parallel the model of one process, which shares "
             "its parameters"
         )
+    if any(module._compiled_call_impl is not None for module in model.modules()):
+        raise ValueError(
+            "model is compiled, for the images of one process: call context_parallel first, and "
+            "compile_blocks on what it returns"
+        )
     group = ContextGroup.of(mesh, dim)
     new = as_class(model, ContextParallelTransformer)
     for name, child in model.named_children():
@@ -130,7 +135,7 @@ class ContextParallelTransformer(Transformer):
     def _agree(self, images: Tensor) -> Shard:
         """How the rows of all processes lie; raises in every process if they do not fit together."""
         described = self._describe(images)
-        check_same(described, "whole_images", why="0 stands for False; give all of them the same")
+        check_same(described, *self._modes(), why="0 stands for False; give all of them the same")
         check_same(described, "batch size", "number of channels", "width")
         check_same_dtypes(described)
         p, width = self.patch_size, described[0]["width"]
@@ -159,7 +164,7 @@ class ContextParallelTransformer(Transformer):
         given = images if isinstance(images, Tensor) else self.pos_embed
         dimensions = given.dim() if given is images else -1
         shape = given.shape if dimensions == 4 else (-1, -1, -1, -1)
-        facts = {"dimensions": dimensions, "whole_images": int(self.whole_images)}
+        facts = {"dimensions": dimensions, **self._modes()}
         facts |= dict(zip(("batch size", "number of channels", "height", "width"), shape, strict=True))
         facts |= dtypes(given, self.pos_embed)
         described = describe(facts, self.group, self.pos_embed.device)
@@ -172,6 +177,16 @@ class ContextParallelTransformer(Transformer):
                     f"(B, {self.patch_embed.in_chans}, rows, width)"
                 )
         return described
+
+    def _modes(self) -> dict[str, int]:
+        """What decides which collectives a process calls: one in another mode would wait for them forever."""
+        recomputes = self.grad_checkpointing
+        return {
+            "whole_images": int(self.whole_images),
+            "training": int(self.training),
+            "enabled gradients": int(torch.is_grad_enabled()),
+            "grad_checkpointing": -1 if recomputes is None else int(recomputes),
+        }
 
     def _positions(self, grid: Any) -> Tensor:
         """Position embedding (1, 1 + h·w, dim) of this process's tokens; others are not computed."""

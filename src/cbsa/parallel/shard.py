@@ -34,6 +34,14 @@ class Shard(NamedTuple):
         """The grid of all tokens."""
         return (self.total, *self.sizes[1:])
 
+    def check(self, tokens: int) -> None:
+        """Check that so many patch tokens can lie here."""
+        if math.prod(self.sizes) != tokens or not 0 <= self.start <= self.total - self.sizes[0]:
+            raise ValueError(
+                f"{self} does not describe the {tokens} patch tokens of this process: its sizes are the grid "
+                "of these, start and total count slices along the first axis"
+            )
+
 
 class ShardSums(TokenSums):
     """Sums over tokens that are spread over the processes of a group; prefix tokens count in the first.

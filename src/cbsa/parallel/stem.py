@@ -11,6 +11,7 @@ from cbsa.layers.tiles import embed_in_tiles
 from cbsa.parallel.collectives import shift
 from cbsa.parallel.convert import as_class
 from cbsa.parallel.group import ContextGroup
+from cbsa.parallel.halo import rows_above
 
 
 class ShardedConvStem(ConvStem):
@@ -27,7 +28,7 @@ class ShardedConvStem(ConvStem):
         conv: Any = self.proj[index][0]  # type: ignore[index]
         norm: Any = self.proj[index][1]  # type: ignore[index]
         below = x.shape[2] % 2  # a row of zeros, at the bottom of the image alone
-        x = F.pad(torch.cat([shift(x[:, :, -1:], self.group), x], 2), (1, 1, 0, below))
+        x = F.pad(torch.cat([rows_above(x, 1, self.group), x], 2), (1, 1, 0, below))
         if self.fused:
             return F.conv2d(x, *self._folded(index), stride=2)
         out: Tensor = norm(F.conv2d(x, conv.weight, stride=2))
