@@ -161,7 +161,8 @@ class _Points:
         if self._quick:
             from cbsa.ops.fused_rates import head_grams
 
-            return head_grams(w, grams)
+            head_grams(w, grams)
+            return
         with no_autocast(w.device):
             x = w.to(solve_dtype(w.device))
             for place, tokens in enumerate((x, F.normalize(x, dim=-1))):

@@ -63,7 +63,7 @@ class ViTLayer(Layer):
 
     @abstractmethod
     def mixed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, H, N, p) of normed tokens x (B, N, dim), as the attention mixes them."""
+        """Queries, keys and values (B, H, N, p) of normed tokens x (B, N, dim), as attention mixes them."""
 
     def grid(self, args: tuple[Any, ...]) -> Grid:
         """Attention of ViTs is not told: the patch embedding knows."""
