@@ -139,9 +139,7 @@ class _Points:
     def __init__(self, layer: Layer, eps: float) -> None:
         self.layer, self.eps = layer, eps
         self.count = 0  # of points that were looked at
-        self._grams = torch.empty(
-            0
-        )  # (points, B, H, 2, side, side), of tokens as they are and of unit length
+        self._grams = torch.empty(0)  # (points, B, H, 2, side, side): of the tokens, and at unit length
         self._factor = 0.0
         self._dtype = torch.float32  # of the rates
         self._quick = False  # whether kernels measure them
