@@ -5,7 +5,6 @@ import json
 import pytest
 import timm
 import torch
-from cbsa.train.timm_models import save_timm_model
 
 import cbsa
 from cbsa.data import DataConfig
@@ -14,6 +13,7 @@ from cbsa.explain import models as opening
 from cbsa.explain.gather import gather, tokens_of
 from cbsa.explain.images import see
 from cbsa.models import create_model
+from cbsa.models.checkpoints import save_timm_model
 from cbsa.train.initial import arguments_of
 from tests.adapt.vits import make
 from tests.analysis.test_other_models import dense, mixed, vit_states
@@ -79,7 +79,7 @@ def test_a_folder_of_weights_and_a_run_of_adapt(tmp_path):
     assert plain.name == VIT
     named = open_subject(VIT, str(tmp_path / "plain" / "model.safetensors"), ["a", "b", "c"])
     assert named.trained
-    assert named.own_size == (224, 224)
+    assert named.own_size == (64, 64)
     config = {"model": {"name": VIT, "kwargs": SMALL}, "data": {"img_size": 64}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "summary.json").write_text(json.dumps({"classes": ["ant", "bee", "cat"]}))
@@ -153,7 +153,7 @@ def test_maps_in_the_browser(tmp_path):
                 q, k, _, reps = mixed(model, layer, x)
                 truth = dense(styles[layer], q, k, reps)[0, 1, 7]
                 row = torch.tensor(browser.evaluate(f"cbsaExplorer.row({number}, {layer}, 1, 7)"))
-                assert (row - truth).abs().max() < 0.05 * truth.max(), (number, layer)
+                assert (row - truth).abs().max() < 0.06 * truth.max(), (number, layer)
         assert browser.text("#token-text") == "Token: CLS"
         assert browser.evaluate("cbsaExplorer.views.map(view => view.maps.query)") == [0, 10]
         notes = browser.text("#look .columns")
