@@ -80,6 +80,9 @@ def test_maps_of_adapted_models(name, style):
     maps = attention_maps(model, images, query=1, normalize=False)
     assert maps.grid == (6, 4)
     x = token_states(model, images)
+    if style != "linear":
+        factors, reduced = extraction_factors(model, images), reduced_coding_rates(model, images)
+        extracted = representatives(model, images).extracted
     for layer in range(2):
         q, k, v = streams(model, layer, x[layer])
         raster = q[:, :, prefix:].mT.unflatten(-1, (6, 4)).flatten(0, 1)
@@ -96,11 +99,9 @@ def test_maps_of_adapted_models(name, style):
             continue
         if style == "agent":
             assert_close(dense @ v, formulas.agent(q, k, v, pooled), 1e-10)
-        assert_close(extraction_factors(model, images).factors[layer], a, 1e-10)
-        extracted = representatives(model, images).extracted[layer]
-        assert_close(extracted, a @ v + (pooled if style == "cbsa" else 0), 1e-10)
-        tokens = reduced_coding_rates(model, images).tokens_before[layer]
-        assert_close(tokens, rate(v), 1e-9)
+        assert_close(factors.factors[layer], a, 1e-10)
+        assert_close(extracted[layer], a @ v + (pooled if style == "cbsa" else 0), 1e-10)
+        assert_close(reduced.tokens_before[layer], rate(v), 1e-9)
 
 
 def test_the_vision_tower_of_a_model_of_two():

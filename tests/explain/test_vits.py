@@ -137,7 +137,9 @@ def test_names_of_classes_of_imagenet():
 def test_maps_in_the_browser(tmp_path):
     """Rows against the dense maps; a patch is the same place in both models; without CLS, the middle one."""
     models = [
-        shown("dinov2 registers", "cbsa", "agent", name="Registers"),
+        shown(
+            "dinov2 registers", "cbsa", "agent", name="vit_small_patch14_reg4_dinov2, CBSA* + Agent + MHSA"
+        ),
         shown("siglip", "linear", name="Bare"),
     ]
     page = write_explorer([picture(tmp_path / "a.png")], models, tmp_path / "page.html")
@@ -168,6 +170,8 @@ def test_maps_in_the_browser(tmp_path):
         browser.click("#representatives .regions canvas", 0.9, 0.9)
         browser.click("#cls")
         assert browser.evaluate("cbsaExplorer.views.map(view => view.maps.query)") == [0, 10]
+        browser.open(page, width=375, height=700, touch=True)  # long names break
+        assert browser.evaluate("document.documentElement.scrollWidth") == 375
         assert browser.problems == []
     finally:
         browser.close()

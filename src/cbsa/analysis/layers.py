@@ -84,8 +84,8 @@ class Layer(ABC):
 
     def heads(self, projected: Tensor) -> tuple[Tensor, ...]:
         """What ``projection`` returns, or its last streams, by heads: (B, H, N, p) for each stream."""
-        split = projected.unflatten(-1, (-1, self.num_heads, self.head_dim))
-        return split.permute(2, 0, 3, 1, 4).unbind(0)
+        sizes = -1, self.num_heads, self.head_dim
+        return projected.view(*projected.shape[:2], *sizes).permute(2, 0, 3, 1, 4).unbind(0)
 
     def value_map(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the part of ``projection`` that makes the tokens (or values) of the heads."""

@@ -114,10 +114,9 @@ def looks(
         @functools.wraps(function)
         def command(**values: Any) -> None:
             shared = {name: values.pop(name) for name in values.keys() - own.keys()}
+            name, where = function.__name__.replace("_", "-"), (shared["out"], shared["model"])
             with looking(
-                function.__name__.replace("_", "-"),
-                *(shared[name] for name in ("out", "model", "weights", "untrained", "device")),
-                models,
+                name, *where, shared["weights"], shared["untrained"], shared["device"], models
             ) as look:
                 if images is None:
                     function(look, **values)

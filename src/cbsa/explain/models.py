@@ -8,7 +8,7 @@ from typing import Any
 
 import timm
 import torch
-from timm.data import ImageNetInfo, infer_imagenet_subset
+from timm.data import ImageNetInfo, infer_imagenet_subset  # type: ignore[attr-defined]
 from timm.layers import PatchEmbed  # type: ignore[attr-defined]
 from timm.models.vision_transformer import VisionTransformer
 
@@ -239,7 +239,7 @@ def _classes_of_imagenet(model: Any) -> tuple[str, ...]:
     if subset is None:
         return ()
     names = ImageNetInfo(subset)
-    return tuple(names.index_to_description(i) for i in range(names.num_classes()))
+    return tuple(names.index_to_description(i) for i in range(model.num_classes))
 
 
 def _stored_classes(trained: Trained) -> tuple[str, ...]:
