@@ -137,9 +137,7 @@ def test_names_of_classes_of_imagenet():
 def test_maps_in_the_browser(tmp_path):
     """Rows against the dense maps; a patch is the same place in both models; without CLS, the middle one."""
     models = [
-        shown(
-            "dinov2 registers", "cbsa", "agent", name="vit_small_patch14_reg4_dinov2, CBSA* + Agent + MHSA"
-        ),
+        shown("dinov2 registers", "cbsa", "agent", name="vit_small_patch14_reg4_dinov2, CBSA* + Agent"),
         shown("siglip", "linear", name="Bare"),
     ]
     page = write_explorer([picture(tmp_path / "a.png")], models, tmp_path / "page.html")
