@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from cbsa._checks import check_floating, check_number, check_positive_number
 from cbsa.ops.precision import accumulation_dtype, no_autocast, solve_dtype
-from cbsa.ops.resolvent import cholesky_of_shifted_gram, resolvent
+from cbsa.ops.resolvent import half_logdet_of_shifted, resolvent
 
 __all__ = [
     "coding_rate",
@@ -42,8 +42,7 @@ def coding_rate(z: Tensor, eps: float = 0.1, *, normalize: bool = False) -> Tens
         if normalize:
             x = F.normalize(x, dim=-1)
         side = x if x.shape[-2] <= x.shape[-1] else x.mT  # Sylvester: logdet(I + XXᵀ) = logdet(I + XᵀX)
-        factor = cholesky_of_shifted_gram(side, c)
-        return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).to(accumulation_dtype(z.dtype))
+        return half_logdet_of_shifted(side @ side.mT, c).to(accumulation_dtype(z.dtype))
 
 
 def compression(z: Tensor, bases: Tensor, eps: float = 0.1, *, normalize: bool = False) -> Tensor:

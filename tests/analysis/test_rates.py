@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from cbsa.analysis import coding_rates
 from tests import truth
@@ -97,3 +99,44 @@ def test_single_precision_is_close(device):
 def test_precision_must_be_positive():
     with pytest.raises(ValueError, match="eps must be above 0"):
         coding_rates(small_model(), pixels(8, 8), eps=0.0)
+
+
+class Calls(TorchDispatchMode):
+    """Counts calls of PyTorch's operators by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        self.counts[name] = self.counts.get(name, 0) + 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_one_factorisation_a_layer():
+    """Of all three points and heads, plain and normalised, however many batches there are."""
+    model, images = small_model(depth=2), pixels(20, 12)
+    with Calls() as calls:
+        coding_rates(model, [images, images])
+    assert calls.counts["linalg_cholesky_ex"] == 2 * 2
+
+
+def test_zeros_are_counted_where_ista_makes_them_alone():
+    for feed_forward, expected in (("ista", 3), ("mlp", 0)):
+        with Calls() as calls:
+            coding_rates(small_model("mssa", feed_forward=feed_forward), pixels(8, 8))
+        assert calls.counts.get("count_nonzero", 0) == expected
+
+
+@pytest.mark.parametrize("attention", ["mssa", "mhsa"])
+def test_of_query_key_and_value_the_value_alone_is_projected_again(attention):
+    """Products beyond those of the model: two projections, and six Gram matrices a layer."""
+    model, images = small_model(attention, depth=2), pixels(20, 12)
+    with FlopCounterMode(display=False) as plain, torch.no_grad():
+        model.forward_features(images)
+    with FlopCounterMode(display=False) as probed:
+        coding_rates(model, images)
+    batch, n, dim, heads, p = 2, 16, 24, 3, 8
+    extra = 2 * batch * n * (2 * dim * heads * p + 6 * heads * p * p)
+    assert probed.get_total_flops() - plain.get_total_flops() == 2 * extra

@@ -47,12 +47,6 @@ def test_a_folder_of_weights(weights, prefix):
     assert [looked.label(i) for i in range(3)] == ["class 0", "class 1", "class 2"]
 
 
-def test_registers_are_refused(tmp_path):
-    model = create_model(NAME, num_classes=3, depth=1, reg_tokens=2)
-    with pytest.raises(ValueError, match="has 2 registers, for which the page has no place"):
-        open_subject(str(save_model(model, tmp_path / "model", architecture=NAME)))
-
-
 def test_classes_come_from_the_summary_of_the_run(run_folder):
     summary = run_folder / "summary.json"
     summary.write_text(json.dumps({"classes": ["ant", "bee", "cat"]}))

@@ -12,8 +12,8 @@ from tests.compare import KERNEL_DEVICES, value_and_grads
 triton = pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
 import triton.language as tl  # noqa: E402
 
-from cbsa.ops import fused_rates  # noqa: E402
 from cbsa.ops.kernels import batch_norm, pooling, stem  # noqa: E402
+from tests.ops.test_fused_rates import head_coding_rates  # noqa: E402
 
 DEVICE = KERNEL_DEVICES[0]
 
@@ -137,5 +137,5 @@ def test_pooling_and_rates_of_tokens_far_apart(memory, far):
         pooling.run(tokens.transpose(1, 2), out, (7, 10), (3, 2), spread=False)
     assert near.any()
     assert torch.equal(distant, near)
-    rates = partial(fused_rates.head_coding_rates, eps=0.1)
+    rates = partial(head_coding_rates, eps=0.1)
     assert torch.equal(rates(far_w), rates(w))

@@ -6,9 +6,17 @@ import torch
 from tests.compare import KERNEL_DEVICES, assert_close
 
 pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
-from cbsa.ops.fused_rates import head_coding_rates
+from cbsa.ops.fused_rates import gram_size, half_log_determinants, head_grams
 
 SHAPES = [(2, 3, 33, 8), (1, 2, 1, 5), (1, 1, 130, 64), (2, 2, 64, 16)]  # B, H, N, p
+
+
+def head_coding_rates(w, eps):
+    """Coding rates of the tokens w (B, H, N, p) of each head, as they are and of unit length: (B, H, 2)."""
+    batch, heads, n, p = w.shape
+    grams = w.new_empty((batch, heads, 2, gram_size(p), gram_size(p)), dtype=torch.float32)
+    head_grams(w, grams)
+    return half_log_determinants(grams, p / (n * eps**2))
 
 
 def naive(w, eps):

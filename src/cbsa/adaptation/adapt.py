@@ -54,7 +54,7 @@ def adapt(
     check_choice("style", style, STYLES)
     options: dict[str, Any] = {"kernel": kernel, "broadcast_scale": broadcast_scale, "impl": impl}
     wanted = Style(style, representatives, **options)  # type: ignore[arg-type]
-    if _is_of_transformers(vit):
+    if is_of_transformers(vit):
         return _adapt_transformers(vit, wanted, layers, copy)
     swap = None if style == "softmax" else wanted
     check_model(vit)
@@ -111,7 +111,7 @@ def _adapted_class(attention: nn.Module) -> type[AdaptedAttention]:
     )
 
 
-def _is_of_transformers(vit: nn.Module) -> bool:
+def is_of_transformers(vit: nn.Module) -> bool:
     """Whether a model is of transformers, which is not imported to find out."""
     return any(kind.__module__.startswith("transformers.") for kind in type(vit).__mro__)
 

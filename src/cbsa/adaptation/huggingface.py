@@ -34,7 +34,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 # Prefix tokens of the models whose patches lie row by row after them.
 _PREFIX_TOKENS = {"vit": 1, "deit": 2, "dinov2": 1, "dinov2_with_registers": 1, "siglip_vision_model": 0}
-
+KNOWN = tuple(_PREFIX_TOKENS)
 
 # Models of two towers whose vision tower can be adapted: the name of its config.
 _TOWERS = {"siglip": "vision_config"}
@@ -53,7 +53,7 @@ def adapt_transformers(model: Model, style: Style, copy: bool) -> Model:
     by_style = {name: implementation for implementation, name in IMPLEMENTATIONS.items()}
     implementation = by_style.get(style.name, ORIGINAL)
     model.set_attn_implementation({tower: implementation} if tower else implementation)
-    attentions = _attentions(model, config)
+    attentions = attentions_of(model, config)
     for old in {id(a.cbsa_layout): a.cbsa_layout for a in attentions if hasattr(a, _LAYOUT)}.values():
         old.leave()
     if implementation == ORIGINAL:
@@ -66,20 +66,25 @@ def adapt_transformers(model: Model, style: Style, copy: bool) -> Model:
         setattr(config, f"cbsa_{option}", getattr(style, option))
     setattr(config, _MARK, implementation)
     layout = MapLayout(prefix_tokens(config))
-    layout.follow(_patch_embedding(model))
+    layout.follow(patch_embedding(model))
     for attention in attentions:
         setattr(attention, _LAYOUT, layout)
     return model
 
 
-def _attentions(model: nn.Module, config: Any) -> list[Any]:
+def attentions_of(model: nn.Module, config: Any) -> list[Any]:
     """The attentions of the vision tower: what has projections of its own, and its config."""
     return [m for m in model.modules() if hasattr(m, "q_proj") and getattr(m, "config", None) is config]
 
 
-def _patch_embedding(model: nn.Module) -> nn.Module:
+def patch_embedding(model: nn.Module) -> nn.Module:
     """The convolution that makes patches of an image: the first, as decoders of masked images have more."""
     return next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+
+
+def vision_tower(model: nn.Module) -> Any:
+    """The part of a model that sees images: itself, or one of its two towers."""
+    return model.vision_model if getattr(model.config, "model_type", "") in _TOWERS else model
 
 
 def _remember(config: Any, implementation: str) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
+from inspect import signature
 from typing import Any
 
 from timm.models.vision_transformer import Attention as TimmAttention  # type: ignore[attr-defined]
@@ -10,8 +12,11 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from cbsa.adaptation import AdaptedAttention
-from cbsa.adaptation.layout import TokenLayout
-from cbsa.analysis.layers import Grid, Layer, OwnLayer, TimmLayer
+from cbsa.adaptation.adapt import is_of_transformers
+from cbsa.adaptation.layout import MapLayout, TokenLayout
+from cbsa.adaptation.style import Style
+from cbsa.analysis.layers import Grid, Layer, OwnLayer
+from cbsa.analysis.vit_layers import TimmLayer, TransformersLayer
 from cbsa.models import ToST, Transformer
 from cbsa.ops.precision import no_autocast
 from cbsa.segmentation import Segmenter
@@ -28,48 +33,91 @@ class Anatomy:
       then the patches. Those of DEPICT-CA in which classes gather from patches are left out. For the encoder
       give ``segmenter.encoder``.
     - timm's ``VisionTransformer``, with layers that :func:`cbsa.adapt` changed or as it was.
+    - ViT, DeiT, DINOv2 and SigLIP's vision model of transformers, likewise.
 
     Others are refused by name.
+
+    Attributes:
+        model: the model.
+        layers: its layers.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model
         self.layers: tuple[Layer, ...]
+        self._forward: Callable[[Tensor], object] = getattr(model, "forward_features", model)
         self._layout: TokenLayout | None = None
+        self._patches: nn.Module | None = None  # the patch embedding that knows the grid
         if isinstance(model, Segmenter):
             self.layers = tuple(map(OwnLayer, model.decoder.blocks))  # type: ignore[arg-type]
         elif isinstance(model, (Transformer, ToST)):
             self.layers = tuple(map(OwnLayer, model.blocks))
         elif isinstance(model, VisionTransformer):
             layout = self._layout = TokenLayout(model.num_prefix_tokens)
+            self._patches = model.patch_embed
             for index, block in enumerate(model.blocks):
                 _check_block(block, index)
             self.layers = tuple(TimmLayer(block, layout) for block in model.blocks)
+        elif is_of_transformers(model):
+            self._look_into_transformers()
         else:
             raise TypeError(_refusal(model))
 
     def follow(self, stack: ExitStack) -> None:
         """Learn the grid of every input from now on, until the stack is closed; timm's layers ask for it."""
-        if self._layout is not None:
-            self._layout.follow(self.model.patch_embed)
+        if self._layout is not None and self._patches is not None:
+            self._layout.follow(self._patches)
             stack.callback(self._layout.leave)
 
     def run(self, images: Tensor) -> None:
         """Run images (B, C, height, width) through the layers, on the model's device; hooks see the rest."""
-        forward = self.model if isinstance(self.model, Segmenter) else self.model.forward_features
-        forward(images.to(next(self.model.parameters()).device))
+        self._forward(images.to(next(self.model.parameters()).device))
 
     def watch(self, stack: ExitStack, wanted: Sequence[int], look: Look) -> None:
         """Let ``look`` see what enters some of the layers, by heads, until the stack is closed."""
         for index in dict.fromkeys(wanted):
             layer = self.layers[index]
 
-            def hook(_: nn.Module, args: tuple[Any, ...], index: int = index, layer: Layer = layer) -> None:
-                streams = layer.streams(args[0])
+            def hook(
+                _: nn.Module, args: Any, named: dict[str, Any], index: int = index, layer: Layer = layer
+            ) -> None:
+                streams = layer.streams(args[0] if args else named["hidden_states"])
                 with no_autocast(streams[0].device):
                     look(index, layer, streams, layer.grid(args))
 
-            stack.enter_context(layer.attention.register_forward_pre_hook(hook))
+            stack.enter_context(layer.attention.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def _look_into_transformers(self) -> None:
+        """The layers of a vision model of transformers, or of the tower of one that reads too."""
+        from cbsa.adaptation.huggingface import (
+            IMPLEMENTATIONS,
+            KNOWN,
+            attentions_of,
+            patch_embedding,
+            prefix_tokens,
+            style_of,
+            vision_tower,
+        )
+
+        tower = vision_tower(self.model)
+        config = tower.config
+        if config.model_type not in KNOWN:
+            raise TypeError(
+                f"probes cannot look into a {type(self.model).__name__}: of transformers, they know models "
+                f"of type {', '.join(KNOWN)}; its type is {config.model_type!r}"
+            )
+        self._forward = partial(tower, **_any_size(tower))
+        layout = self._layout = MapLayout(prefix_tokens(config))
+        self._patches = patch_embedding(tower)
+        name = config._attn_implementation
+        style = style_of(config, name) if name in IMPLEMENTATIONS else Style("softmax")
+        attentions = attentions_of(tower, config)
+        self.layers = tuple(
+            TransformersLayer(block, attention, layout, style)
+            for block in tower.modules()
+            for attention in block.children()
+            if attention in attentions
+        )
 
     def chosen(self, layers: Sequence[int] | None) -> tuple[int, ...]:
         """Numbers of the layers asked for, counted from 0; all by default."""
@@ -114,6 +162,12 @@ def _check_block(block: nn.Module, index: int) -> None:
         )
 
 
+def _any_size(tower: nn.Module) -> dict[str, bool]:
+    """What a model of transformers must be told to take images of any size; some do so untold."""
+    name = "interpolate_pos_encoding"
+    return {name: True} if name in signature(tower.forward).parameters else {}
+
+
 def _refusal(model: object) -> str:
     """Why there is no anatomy of a model, and what to give instead."""
     start = f"probes cannot look into a {type(model).__name__}"
@@ -122,12 +176,7 @@ def _refusal(model: object) -> str:
             return f"{start}, a wrapper: give the model that it holds as .{name}"
     if isinstance(model, Decoder):
         return f"{start} alone, which sees no images: give its Segmenter, whose decoder is looked at"
-    if any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__):
-        return (
-            f"{start}: models of transformers attend in a function, which no hook sees, adapted or not; "
-            "take the same ViT from timm"
-        )
     return (
-        f"{start}: give a model of cbsa (a Transformer or the original ToST), a Segmenter, or a "
-        "VisionTransformer of timm, adapted by cbsa.adapt or not"
+        f"{start}: give a model of cbsa (a Transformer or the original ToST), a Segmenter, a "
+        "VisionTransformer of timm or a ViT of transformers, adapted by cbsa.adapt or not"
     )

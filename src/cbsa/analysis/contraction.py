@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cbsa.analysis.batches import Images, image_batches
+from cbsa.analysis.batches import Images
 from cbsa.analysis.layers import Grid, Layer
-from cbsa.analysis.probing import probing
+from cbsa.analysis.probing import look_into
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,12 @@ def representatives(model: nn.Module, images: Images, layers: Sequence[int] | No
     Returns:
         Representatives on the model's device, in float32 (float64 for a float64 model).
     """
-    taken: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def look(index: int, layer: Layer, streams: Sequence[Tensor], grid: Grid) -> None:
-        taken.setdefault(index, []).append(layer.extraction(streams, grid).representatives())
+    def take(layer: Layer, streams: Sequence[Tensor], grid: Grid) -> tuple[Tensor, Tensor]:
+        return layer.extraction(streams, grid).representatives()
 
-    with probing(model) as (anatomy, stack):
-        wanted = anatomy.with_representatives(layers)
-        anatomy.watch(stack, wanted, look)
-        for batch in image_batches(images):
-            anatomy.run(batch)
+    looked = look_into(model, images, lambda anatomy: anatomy.with_representatives(layers), take)
     extracted, contracted = (
-        tuple(torch.cat([pair[i] for pair in taken[index]]) for index in wanted) for i in (0, 1)
+        tuple(torch.cat([pair[i] for pair in batches]) for batches in looked.found) for i in (0, 1)
     )
-    return Representatives(extracted, contracted, wanted)
+    return Representatives(extracted, contracted, looked.layers)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from cbsa._checks import check_int
-from cbsa.analysis.batches import Images, image_batches
+from cbsa.analysis.batches import Images
 from cbsa.analysis.layers import Grid, Layer
-from cbsa.analysis.probing import one_grid, probing
+from cbsa.analysis.probing import look_into
 
 
 @dataclass(frozen=True)
@@ -46,24 +46,17 @@ def extraction_factors(
     Returns:
         Factors on the model's device, in float32 (float64 for a float64 model).
     """
-    taken: dict[int, list[tuple[Tensor, Tensor]]] = {}  # of each layer, by batch
-    grids: set[Grid] = set()
 
-    def look(index: int, layer: Layer, streams: Sequence[Tensor], grid: Grid) -> None:
+    def take(layer: Layer, streams: Sequence[Tensor], grid: Grid) -> tuple[Tensor, Tensor]:
         found = layer.extraction(streams, grid)
-        taken.setdefault(index, []).append((found.weights, found.broadcast))
-        grids.add(grid)
-
-    with probing(model) as (anatomy, stack):
-        wanted = anatomy.with_representatives(layers)
-        anatomy.watch(stack, wanted, look)
-        for batch in image_batches(images):
-            anatomy.run(batch)
-            one_grid(grids)
+        return found.weights, found.broadcast
 
     def stacked(which: int) -> Tensor:
-        return torch.stack([torch.cat([batch[which] for batch in taken[index]]) for index in wanted])
+        return torch.stack([torch.cat([pair[which] for pair in batches]) for batches in looked.found])
 
+    looked = look_into(
+        model, images, lambda anatomy: anatomy.with_representatives(layers), take, one_size=True
+    )
     factors = stacked(0)
-    transposes = all(a is b for batches in taken.values() for a, b in batches)
-    return ExtractionFactors(factors, factors if transposes else stacked(1), wanted, one_grid(grids))
+    transposes = all(a is b for batches in looked.found for a, b in batches)
+    return ExtractionFactors(factors, factors if transposes else stacked(1), looked.layers, looked.grid)

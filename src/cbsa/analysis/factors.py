@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cbsa._checks import check_int
-from cbsa.analysis.batches import Images, image_batches
+from cbsa.analysis.batches import Images
 from cbsa.analysis.layers import Grid, Layer
-from cbsa.analysis.probing import one_grid, probing
+from cbsa.analysis.probing import look_into
 from cbsa.ops.linear import KERNELS
 
 
@@ -75,20 +75,8 @@ def attention_factors(
     Returns:
         Factors on the model's device, in float32 (float64 for a float64 model).
     """
-    taken: dict[int, list[LayerFactors]] = {}  # of each layer, by batch
-    grids: set[Grid] = set()
-
-    def look(index: int, layer: Layer, streams: Sequence[Tensor], grid: Grid) -> None:
-        taken.setdefault(index, []).append(factors_of(layer, streams, grid))
-        grids.add(grid)
-
-    with probing(model) as (anatomy, stack):
-        wanted = anatomy.chosen(layers)
-        anatomy.watch(stack, wanted, look)
-        for batch in image_batches(images):
-            anatomy.run(batch)
-            one_grid(grids)
-    return AttentionFactors(tuple(_join(taken[index]) for index in wanted), wanted, one_grid(grids))
+    looked = look_into(model, images, lambda anatomy: anatomy.chosen(layers), factors_of, one_size=True)
+    return AttentionFactors(tuple(map(_join, looked.found)), looked.layers, looked.grid)
 
 
 def factors_of(layer: Layer, streams: Sequence[Tensor], grid: Grid) -> LayerFactors:

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from cbsa._checks import check_int
-from cbsa.analysis.batches import Images, image_batches
+from cbsa.analysis.anatomy import Anatomy
+from cbsa.analysis.batches import Images
 from cbsa.analysis.factors import factors_of
 from cbsa.analysis.layers import Grid, Layer
-from cbsa.analysis.probing import one_grid, probing
+from cbsa.analysis.probing import look_into
 from cbsa.layers import MSSA, LinearCBSA
 
 
@@ -59,28 +60,23 @@ def attention_maps(
         Maps on the model's device, in float32 (float64 for a float64 model).
     """
     check_int("query", query, at_least=0)
-    rows: dict[int, list[Tensor]] = {}  # of each layer, by batch: (B, H, N)
-    grids: set[Grid] = set()
 
-    def look(index: int, layer: Layer, streams: Sequence[Tensor], grid: Grid) -> None:
-        rows.setdefault(index, []).append(factors_of(layer, streams, grid).row(query))
-        grids.add(grid)
-
-    with probing(model) as (anatomy, stack):
+    def choose(anatomy: Anatomy) -> tuple[int, ...]:
         wanted = anatomy.chosen(layers)
         for index in wanted:
             _check_map(anatomy.layers[index], index)
-        anatomy.watch(stack, wanted, look)
-        for batch in image_batches(images):
-            anatomy.run(batch)
-            one_grid(grids)
+        return wanted
 
-    grid = one_grid(grids)
-    maps = torch.stack([torch.cat(rows[index])[..., -grid[0] * grid[1] :] for index in wanted])
+    def take(layer: Layer, streams: Sequence[Tensor], grid: Grid) -> Tensor:
+        return factors_of(layer, streams, grid).row(query)  # (B, H, N)
+
+    looked = look_into(model, images, choose, take, one_size=True)
+    grid = looked.grid
+    maps = torch.stack([torch.cat(rows)[..., -grid[0] * grid[1] :] for rows in looked.found])
     if normalize:
         total = maps.sum(-1, keepdim=True)
         maps = maps / total.where(total > 0, 1)
-    return AttentionMaps(maps.view(*maps.shape[:-1], *grid), wanted, grid, query)
+    return AttentionMaps(maps.view(*maps.shape[:-1], *grid), looked.layers, grid, query)
 
 
 def _check_map(layer: Layer, index: int) -> None:

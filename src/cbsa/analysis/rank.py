@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cbsa._checks import check_number
-from cbsa.analysis.batches import Images, image_batches
+from cbsa.analysis.anatomy import Anatomy
+from cbsa.analysis.batches import Images
 from cbsa.analysis.layers import Grid, Layer
-from cbsa.analysis.probing import probing
+from cbsa.analysis.probing import look_into
 from cbsa.ops.precision import accumulation_dtype, solve_dtype
 
 
@@ -77,10 +78,15 @@ def extraction_rank(
     """
     if tolerance is not None and not 0 <= check_number("tolerance", tolerance) < 1:
         raise ValueError(f"tolerance is a share of the largest singular value, 0 to below 1, got {tolerance}")
-    taken: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    inits: list[str] = []
     limits: list[int] = []
 
-    def look(index: int, layer: Layer, streams: Sequence[Tensor], grid: Grid) -> None:
+    def choose(anatomy: Anatomy) -> tuple[int, ...]:
+        wanted = anatomy.with_representatives(layers)
+        inits.extend(anatomy.layers[index].init for index in wanted)
+        return wanted
+
+    def take(layer: Layer, streams: Sequence[Tensor], grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         a = layer.extraction(streams, grid).weights  # (B, H, m, N)
         m, n = a.shape[-2:]
         limits.append(min(m, n))
@@ -90,20 +96,12 @@ def extraction_rank(
         q = values / values.sum(-1, keepdim=True)
         effective = torch.special.entr(q).sum(-1).exp().to(accumulation_dtype(a.dtype))
         spectrum = F.pad(values / values[..., :1], (0, m - min(m, n))).sum(0)  # (H, m)
-        taken.setdefault(index, []).append((rank, effective, spectrum))
+        return rank, effective, spectrum
 
-    count = 0
-    with probing(model) as (anatomy, stack):
-        wanted = anatomy.with_representatives(layers)
-        anatomy.watch(stack, wanted, look)
-        for batch in image_batches(images):
-            anatomy.run(batch)
-            count += len(batch)
-
+    looked = look_into(model, images, choose, take)
     rank, effective = (
-        torch.stack([torch.cat([batch[i] for batch in taken[index]]) for index in wanted]) for i in (0, 1)
+        torch.stack([torch.cat([batch[i] for batch in batches]) for batches in looked.found]) for i in (0, 1)
     )
-    spectrum = torch.stack([torch.stack([batch[2] for batch in taken[index]]).sum(0) for index in wanted])
-    inits = tuple(anatomy.layers[index].init for index in wanted)
-    mean = (spectrum / count).to(effective.dtype)
-    return ExtractionRanks(rank, effective, mean, max(limits), inits, wanted, tolerance)
+    spectrum = torch.stack([torch.stack([batch[2] for batch in batches]).sum(0) for batches in looked.found])
+    mean = (spectrum / rank.shape[1]).to(effective.dtype)
+    return ExtractionRanks(rank, effective, mean, max(limits), tuple(inits), looked.layers, tolerance)

@@ -13,9 +13,11 @@ from cbsa.analysis.batches import Images, image_batches
 from cbsa.analysis.layers import Layer
 from cbsa.analysis.probing import probing
 from cbsa.layers import ISTA
-from cbsa.objective import coding_rate
 from cbsa.ops.availability import kernels_run_on
-from cbsa.ops.precision import single_products_in_tf32, solve_dtype
+from cbsa.ops.precision import accumulation_dtype, no_autocast, single_products_in_tf32, solve_dtype
+from cbsa.ops.resolvent import half_logdet_of_shifted
+
+_NAMES = ("input", "attention", "feed_forward")  # the points of a block
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,7 @@ class CodingRates:
 
     def table(self) -> list[dict[str, float]]:
         """One row per layer and head, ready for a CSV file."""
-        names = ("input", "attention", "feed_forward")
-        columns = [*names, *(f"normalized_{name}" for name in names)]
+        columns = [*_NAMES, *(f"normalized_{name}" for name in _NAMES)]
         layers, heads = self.input.shape
         return [
             {
@@ -74,74 +75,126 @@ def coding_rates(model: nn.Module, images: Images, eps: float = 0.1) -> CodingRa
         or 2e-2 where the tokens of a head are within a thousandth of a line.
     """
     check_positive_number("eps", eps)
-    taken: dict[str, list[Tensor]] = {"input": [], "attention": [], "feed_forward": []}  # each (B, H, 2)
+    taken: list[Tensor] = []  # of each layer, (3, B, H, 2): three points, plain and normalised
     zeros: list[Tensor] = []
-    sums: dict[str, Tensor] = {}  # over images, (2, layers, H); of the sparsity, (layers,)
+    sums: dict[str, Tensor] = {}  # over images: of the rates (layers, 3, H, 2), of the sparsity (layers,)
     count = 0
-    dtype = torch.float32
 
-    def before(layer: Layer, projection: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-        if len(taken["input"]) == len(taken["attention"]):  # learned representatives are projected next
-            taken["input"].append(_rates(layer, out, eps))
+    def before(points: _Points, projection: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        if points.count == 0:  # learned representatives are projected next
+            points.add(points.layer.heads(out)[-1])
 
-    def between(layer: Layer, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
-        taken["attention"].append(_rates(layer, _projected(layer, args[0], eps), eps))
+    def between(points: _Points, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+        points.project(args[0])
 
-    def after(layer: Layer, block: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-        taken["feed_forward"].append(_rates(layer, _projected(layer, out, eps), eps))
-        if layer.next_norm is None:
-            taken["attention"].append(taken["feed_forward"][-1])
-        share = 1 - out.count_nonzero().to(solve_dtype(out.device)) / out.numel()
+    def after(points: _Points, block: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        points.project(out)
+        taken.append(points.rates())
         sparse = isinstance(getattr(block, "ff", None), ISTA)
-        zeros.append(share if sparse else torch.full_like(share, torch.nan))
+        wide = solve_dtype(out.device)
+        zeros.append(
+            1 - out.count_nonzero().to(wide) / out.numel()
+            if sparse
+            else torch.full((), torch.nan, device=out.device, dtype=wide)
+        )
 
     with probing(model) as (anatomy, stack):
         for layer in anatomy.layers:
-            stack.enter_context(layer.projection.register_forward_hook(partial(before, layer)))
+            points = _Points(layer, eps)
+            stack.enter_context(layer.projection.register_forward_hook(partial(before, points)))
             if layer.next_norm is not None:
-                stack.enter_context(layer.next_norm.register_forward_pre_hook(partial(between, layer)))
-            stack.enter_context(layer.block.register_forward_hook(partial(after, layer)))
+                stack.enter_context(layer.next_norm.register_forward_pre_hook(partial(between, points)))
+            stack.enter_context(layer.block.register_forward_hook(partial(after, points)))
         for batch in image_batches(images):
             anatomy.run(batch)
-            dtype, wide = taken["input"][0].dtype, solve_dtype(zeros[0].device)
-            means = {name: torch.stack(values).mean(1).permute(2, 0, 1) for name, values in taken.items()}
-            for name, mean in (means | {"sparsity": torch.stack(zeros)}).items():
-                sums[name] = sums.get(name, 0) + mean.to(wide) * len(batch)
+            means = {"rates": torch.stack(taken).mean(2), "sparsity": torch.stack(zeros)}
+            dtype = means["rates"].dtype
+            for name, mean in means.items():
+                sums[name] = sums.get(name, 0) + mean.to(zeros[0].dtype) * len(batch)
             count += len(batch)
-            for values in (*taken.values(), zeros):
-                values.clear()
+            taken.clear()
+            zeros.clear()
 
-    rates = {name: (total / count).to(dtype) for name, total in sums.items()}
-    sparsity = rates.pop("sparsity")
+    rates, sparsity = ((sums[name] / count).to(dtype) for name in ("rates", "sparsity"))
+    plain, normalized = (dict(zip(_NAMES, kind.unbind(1), strict=True)) for kind in rates.unbind(-1))
     return CodingRates(
-        **{name: plain for name, (plain, _) in rates.items()},
-        **{f"normalized_{name}": normalized for name, (_, normalized) in rates.items()},
+        **plain,
+        **{f"normalized_{name}": values for name, values in normalized.items()},
         sparsity=sparsity,
         eps=eps,
     )
 
 
-def _projected(layer: Layer, x: Tensor, eps: float) -> Tensor:
-    """Tokens x (B, N, dim) in a layer's subspaces, (B, N, streams·H·p)."""
-    quick = _kernels_serve(layer, x, eps)
-    with single_products_in_tf32() if quick else contextlib.nullcontext():
-        return F.linear(layer.norm(x), layer.projection.weight, layer.projection.bias)
+class _Points:
+    """The tokens of one layer at the points where they are looked at, as Gram matrices of its heads.
 
+    Nothing else is kept of them, and determinants are taken of all points at once: with one factorisation a
+    layer, and one launch of a kernel on a GPU.
 
-def _rates(layer: Layer, projected: Tensor, eps: float) -> Tensor:
-    """Coding rates of projected tokens, plain and normalised, (B, H, 2)."""
-    w = layer.heads(projected)[-1]  # (B, H, N, p)
-    if _kernels_serve(layer, w, eps):
-        from cbsa.ops.fused_rates import head_coding_rates
+    Args:
+        layer: the layer.
+        eps: quantisation precision ε.
+    """
 
-        return head_coding_rates(w, eps)
-    return torch.stack([coding_rate(w, eps, normalize=normalize) for normalize in (False, True)], -1)
+    def __init__(self, layer: Layer, eps: float) -> None:
+        self.layer, self.eps = layer, eps
+        self.count = 0  # of points that were looked at
+        self._grams = torch.empty(0)  # (points, B, H, 2, side, side): of the tokens, and at unit length
+        self._factor = 0.0
+        self._dtype = torch.float32  # of the rates
+        self._quick = False  # whether kernels measure them
 
+    def project(self, x: Tensor) -> None:
+        """Look at tokens x (B, N, dim), through the layer's norm and in its subspaces."""
+        with single_products_in_tf32() if self._quick else contextlib.nullcontext():
+            projected = F.linear(self.layer.norm(x), *self.layer.value_map())
+        self.add(self.layer.heads(projected)[-1])
 
-def _kernels_serve(layer: Layer, x: Tensor, eps: float) -> bool:
-    """Whether kernels measure coding rates of x."""
-    if not kernels_run_on(x.device) or x.dtype == torch.float64:
-        return False
-    from cbsa.ops.fused_rates import LEAST_EPS, MAX_HEAD_DIM
+    def add(self, w: Tensor) -> None:
+        """Look at tokens w (B, H, N, p) within the heads."""
+        if self.count == 0:
+            self._begin(w)
+        grams = self._grams[self.count]
+        self.count += 1
+        if self._quick:
+            from cbsa.ops.fused_rates import head_grams
 
-    return int(layer.attention.head_dim) <= MAX_HEAD_DIM and eps >= LEAST_EPS
+            head_grams(w, grams)
+            return
+        with no_autocast(w.device):
+            x = w.to(solve_dtype(w.device))
+            for place, tokens in enumerate((x, F.normalize(x, dim=-1))):
+                side = tokens if w.shape[-2] <= w.shape[-1] else tokens.mT  # Sylvester, as in coding_rate
+                grams[:, :, place] = side @ side.mT
+
+    def _begin(self, w: Tensor) -> None:
+        """Make room for the Gram matrices of all points."""
+        batch, heads, n, p = w.shape
+        self._quick = self._kernels_serve(w)
+        side, kept = min(n, p), solve_dtype(w.device)
+        if self._quick:
+            from cbsa.ops.fused_rates import gram_size
+
+            side, kept = gram_size(p), torch.float32
+        points = 2 if self.layer.next_norm is None else 3
+        self._grams = w.new_empty((points, batch, heads, 2, side, side), dtype=kept)
+        self._factor, self._dtype = p / (n * self.eps**2), accumulation_dtype(w.dtype)
+
+    def rates(self) -> Tensor:
+        """Coding rates at the three points, (3, B, H, 2); a layer without feed-forward has the last twice."""
+        grams, self._grams, self.count = self._grams, torch.empty(0), 0
+        if self._quick:
+            from cbsa.ops.fused_rates import half_log_determinants
+
+            rates = half_log_determinants(grams, self._factor)
+        else:
+            rates = half_logdet_of_shifted(grams, self._factor).to(self._dtype)
+        return rates if len(rates) == 3 else rates[[0, 1, 1]]
+
+    def _kernels_serve(self, w: Tensor) -> bool:
+        """Whether kernels measure coding rates of w."""
+        if not kernels_run_on(w.device) or w.dtype == torch.float64:
+            return False
+        from cbsa.ops.fused_rates import LEAST_EPS, MAX_HEAD_DIM
+
+        return self.layer.head_dim <= MAX_HEAD_DIM and self.eps >= LEAST_EPS

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from cbsa._checks import check_choice, check_number, check_positive_number
-from cbsa.analysis.batches import Images, image_batches
+from cbsa.analysis.batches import Images
 from cbsa.analysis.layers import Grid, Layer
-from cbsa.analysis.probing import probing
+from cbsa.analysis.probing import look_into
 from cbsa.objective import coding_rate
 from cbsa.ops.precision import solve_dtype
 from cbsa.ops.reference import per_head
@@ -127,9 +127,8 @@ def reduced_coding_rates(
     check_choice("counterpart", counterpart, COUNTERPARTS)
     if kappa is not None:
         check_number("kappa", kappa)
-    taken: dict[int, list[Tensor]] = {}  # of each layer, by batch: (4, B, H)
 
-    def look(index: int, layer: Layer, streams: Sequence[Tensor], grid: Grid) -> None:
+    def take(layer: Layer, streams: Sequence[Tensor], grid: Grid) -> Tensor:
         found = layer.extraction(streams, grid)
         w, (r, c) = found.tokens, found.representatives()
         step = found.step_out if kappa is None else torch.full_like(found.step_out, kappa)
@@ -137,17 +136,12 @@ def reduced_coding_rates(
         out = step * (found.broadcast.mT @ c)  # (B, H, N, p)
         after = (out, c) if counterpart == "operator" else (w + out, r + step * c)
         points = (w, after[0], r, after[1])
-        taken.setdefault(index, []).append(torch.stack([coding_rate(x, eps) for x in points]))
+        return torch.stack([coding_rate(x, eps) for x in points])  # (4, B, H)
 
-    with probing(model) as (anatomy, stack):
-        wanted = anatomy.with_representatives(layers)
-        anatomy.watch(stack, wanted, look)
-        for batch in image_batches(images):
-            anatomy.run(batch)
-
-    rates = torch.stack([torch.cat(taken[index], dim=1) for index in wanted], dim=1)  # (4, layers, images, H)
+    looked = look_into(model, images, lambda anatomy: anatomy.with_representatives(layers), take)
+    rates = torch.stack([torch.cat(parts, dim=1) for parts in looked.found], dim=1)  # (4, layers, images, H)
     before, after, extracted, contracted = rates.unbind()
-    return ReducedCodingRates(before, after, extracted, contracted, wanted, eps, kappa, counterpart)
+    return ReducedCodingRates(before, after, extracted, contracted, looked.layers, eps, kappa, counterpart)
 
 
 def pearson(x: Tensor, y: Tensor) -> Tensor:

@@ -20,9 +20,10 @@ def explain(
         typer.Option(
             "--model",
             "-m",
-            help="Folder of a run or of weights, name of weights that ship (MODEL.TAG) or of a model, or "
-            "digits:NAME; again for models side by side. LABEL=MODEL says what to call one, 'shipped' is the "
-            "CBT that ships and its twins. By default that CBT.",
+            help="Folder of a run (of cbsa adapt too) or of weights, name of weights that ship (MODEL.TAG), "
+            "of a model, or of a ViT of timm, whose weights are then downloaded, or digits:NAME; again for "
+            "models side by side. LABEL=MODEL says what to call one, 'shipped' is the CBT that ships and its "
+            "twins. By default that CBT.",
         ),
     ] = None,
     weights: Annotated[

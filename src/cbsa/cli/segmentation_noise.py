@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from cbsa.cli.looking import numbers
+from cbsa.cli.looks import PARTS, SIGMAS, Parts, Seeds, Sigmas
 from cbsa.cli.reproduce import prepare, say_where
 from cbsa.cli.train import friendly
 
@@ -25,13 +26,9 @@ def fig_seg_noise(
             "--model", "-m", help="Run of cbsa segment train, or saved segmenter; LABEL=FOLDER names it."
         ),
     ],
-    sigmas: Annotated[
-        str, typer.Option(help="Standard deviations of the noise, separated by commas.")
-    ] = "0,0.01,0.02,0.05,0.1,0.2,0.5",
-    seeds: Annotated[int, typer.Option(min=1, help="How many draws of the noise for each σ.")] = 3,
-    parts: Annotated[
-        str, typer.Option(help="Parameters to perturb: some of bases, output, own, separated by commas.")
-    ] = "bases,output,own",
+    sigmas: Sigmas = SIGMAS,
+    seeds: Seeds = 3,
+    parts: Parts = PARTS,
     images: Annotated[int, typer.Option(min=0, help="How many images, evenly spaced; 0 for all.")] = 0,
     setting: Annotated[
         list[str] | None,

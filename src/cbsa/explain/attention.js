@@ -56,7 +56,7 @@ function membershipRow({ share }, head) {
   );
 }
 
-// The row of one token in a layer and head over CLS and all patches; null where a layer has no such thing.
+// The row of one token in a layer and head over all tokens, patches last; null where a layer has no such thing.
 function rowOf(layer, head, query) {
   switch (layer.kind) {
     case "extraction": return extractionRow(layer, head, query);
@@ -67,11 +67,11 @@ function rowOf(layer, head, query) {
   }
 }
 
-// A row as a map over the patches that sums to 1; memberships stay shares.
-function mapOf(layer, head, query) {
+// A row as a map over the patches, which come after `prefix` other tokens, that sums to 1; memberships stay shares.
+function mapOf(layer, head, query, prefix) {
   const row = rowOf(layer, head, query);
   if (row === null) return null;
-  const patches = row.subarray(1);
+  const patches = row.subarray(prefix);
   if (layer.kind === "membership") return patches;
   const total = patches.reduce((sum, value) => sum + value, 0);
   return total > 0 ? patches.map((value) => value / total) : patches;
@@ -81,7 +81,7 @@ function mapOf(layer, head, query) {
 function mapsOf(view, query) {
   if (view.maps?.query === query) return view.maps;
   const maps = view.layers.map((layer) => {
-    const heads = Array.from({ length: view.heads }, (_, head) => mapOf(layer, head, query));
+    const heads = Array.from({ length: view.heads }, (_, head) => mapOf(layer, head, query, view.prefix));
     const mean = heads[0] === null || layer.kind === "membership" ? null : meanOf(heads); // shares add up to 1
     return { heads, mean };
   });

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cbsa.analysis import (
+    Anatomy,
     CodingRates,
     LayerFactors,
     Representatives,
@@ -21,8 +22,7 @@ from cbsa.analysis import (
 from cbsa.analysis.probing import probing
 from cbsa.analysis.projection import principal, token_planes
 from cbsa.explain.models import Subject
-from cbsa.explain.pack import Packer
-from cbsa.layers import CBSA
+from cbsa.explain.pack import NOT_FINITE, Packer
 
 MOST_BYTES = 192 << 20  # of the factors of one image in one model, before they are deflated
 _SMALL = 100_000  # entries of all tokens up to which threads wait for each other rather than help
@@ -42,18 +42,23 @@ def gather(subject: Subject, pixels: Tensor) -> dict[str, Any]:
 
 def _gather(subject: Subject, pixels: Tensor) -> dict[str, Any]:
     packer = Packer()
+    seen = Anatomy(subject.model).layers
     factors = attention_factors(subject.model, pixels)
     layers = [
-        {"attention": _name_of(block.attn), **_store_factors(packer, layer)}
-        for block, layer in zip(subject.model.blocks, factors.factors, strict=True)
+        {"attention": layer.title, **_store_factors(packer, found)}
+        for layer, found in zip(seen, factors.factors, strict=True)
     ]
+    states = token_states(subject.model, pixels)[:, 0]
+    prefix = states.shape[1] - math.prod(factors.grid)
     if any(layer["kind"] == "extraction" for layer in layers):
         _add_representatives(layers, packer, subject, pixels)
     return {
         "grid": list(factors.grid),
-        "heads": subject.model.blocks[0].attn.num_heads,  # type: ignore[union-attr]
+        "prefix": prefix,  # tokens before the patches
+        "cls": subject.model.cls_token is not None,  # whether the first of them is CLS
+        "heads": seen[0].num_heads,
         "layers": layers,
-        "states": _states(packer, token_states(subject.model, pixels)[:, 0]),
+        "states": _states(packer, states, prefix),
         "rates": _rates(coding_rates(subject.model, pixels)),
         "predictions": _predictions(subject, pixels),
         "bytes": packer.text(),
@@ -63,13 +68,13 @@ def _gather(subject: Subject, pixels: Tensor) -> dict[str, Any]:
 def check_stored_size(subject: Subject) -> None:
     """Raise if the factors at this resolution would make a page that no browser opens."""
     tokens, total = tokens_of(subject), 0
-    for block in subject.model.blocks:
-        attention: Any = block.attn
-        if isinstance(attention, CBSA):
-            width = attention.num_representatives * (1 if attention.broadcast == "transpose" else 2)
+    for layer in Anatomy(subject.model).layers:
+        if layer.kind == "extraction":
+            count = tokens if layer.num_representatives is None else layer.num_representatives
+            width = count * (1 if layer.transposes else 2)
         else:
-            width = 4 * attention.head_dim
-        total += attention.num_heads * width * tokens
+            width = 4 * layer.head_dim
+        total += layer.num_heads * width * tokens
     if total > MOST_BYTES:
         raise ValueError(
             f"{subject.name} at {subject.data.img_size} px has {tokens:,} tokens, whose factors would take "
@@ -78,8 +83,9 @@ def check_stored_size(subject: Subject) -> None:
 
 
 def tokens_of(subject: Subject) -> int:
-    """Number of tokens of an image, CLS among them."""
-    return int(1 + math.ceil(subject.data.img_size / subject.model.patch_size) ** 2)
+    """Number of tokens of an image, those before the patches among them."""
+    patches = math.prod(math.ceil(subject.data.img_size / side) for side in subject.patch_size)
+    return int(subject.model.num_prefix_tokens + patches)
 
 
 @contextlib.contextmanager
@@ -92,13 +98,6 @@ def _threads_for(entries: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _name_of(attention: Any) -> str:
-    """What the paper calls an attention layer."""
-    if isinstance(attention, CBSA) and attention.contraction == "none":
-        return "Agent"
-    return type(attention).__name__
 
 
 def _store_factors(packer: Packer, layer: LayerFactors) -> dict[str, Any]:
@@ -139,9 +138,11 @@ def _add_representatives(
         }
 
 
-def _states(packer: Packer, states: Tensor) -> dict[str, Any]:
+def _states(packer: Packer, states: Tensor, prefix: int = 1) -> dict[str, Any]:
     """Tokens (1 + depth, N, dim) along three principal directions of each state's patches."""
-    planes, variance, spread = token_planes(states)
+    if not bool(states.isfinite().all()):
+        raise ValueError(NOT_FINITE)
+    planes, variance, spread = token_planes(states, prefix)
     return {
         "points": packer.numbers(planes, batch=0),
         "variance": [[_rounded(share) for share in shares] for shares in variance],

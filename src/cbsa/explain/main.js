@@ -23,7 +23,7 @@ async function readView(image, number) {
     return { ...layer, ...arrays };
   });
   return {
-    ...stored, layers, picture, grey: greyOf(picture), states: readStates(buffer, stored.states),
+    ...stored, layers, picture, grey: greyOf(picture), states: readStates(buffer, stored.states, stored.prefix),
     image: index.images[image], model: index.models[number],
   };
 }
@@ -82,7 +82,7 @@ function listFacts() {
         ["architecture", model.architecture],
         ["weights", model.source],
         ["parameters", model.parameters.toLocaleString("en")],
-        ["image as seen", `${model.size} × ${model.size} px, patches of ${model.patch} px`],
+        ["image as seen", `${model.size} × ${model.size} px, patches of ${[...new Set(model.patch)].join(" × ")} px`],
         ...(model.own_size.some((side) => side !== model.size)
           ? [["made for", `${model.own_size.join(" × ")} px; its position embedding was resampled`]] : []),
         ["classes", model.classes.toLocaleString("en")],
@@ -123,7 +123,7 @@ function report(error) {
   byId("lead").textContent = `This browser cannot read the data of the page (${error.message}): please open it in a current one.`;
 }
 
-// For the console of those who want the numbers: rows of attention over CLS and all patches.
+// For the console of those who want the numbers: rows of attention over all tokens, CLS first, patches last.
 window.cbsaExplorer = {
   ready: show(0).catch(report),
   get views() { return page.views; },

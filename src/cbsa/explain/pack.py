@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 Array = npt.NDArray[Any]
+NOT_FINITE = "the model's activations are not finite (NaN or infinity) for this image"
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Packer:
 
     def _store(self, form: str, levels: Tensor, scale: Tensor) -> dict[str, Any]:
         if not bool(scale.isfinite().all()):
-            raise ValueError("the model's activations are not finite (NaN or infinity) for this image")
+            raise ValueError(NOT_FINITE)
         return {
             "form": form,
             "shape": list(levels.shape),

@@ -55,8 +55,8 @@ def write_explorer(
 
     Args:
         images: image files, or pairs of a name and an image.
-        models: one to four models, shown side by side: folders of runs, folders of weights, registered names,
-            or :class:`cbsa.explain.Subject`.
+        models: one to four models, shown side by side: what :func:`cbsa.explain.open_subject` takes, or
+            :class:`cbsa.explain.Subject`.
         out: the file to write; its folder is made if need be.
         size: side in pixels to bring the images to; by default each model's own.
         say: called with a line about what is being done.
@@ -122,7 +122,7 @@ def assemble(title: str, index: dict[str, Any], blocks: Sequence[str]) -> str:
         "policy": policy,
         "title": escape(title),
         "style": style,
-        "index": json.dumps(index, separators=(",", ":")).replace("<", "\\u003c"),
+        "index": json.dumps(index, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "blocks": "\n".join(
             f'<script type="text/plain" id="block-{i}">{block}</script>' for i, block in enumerate(blocks)
         ),
@@ -141,7 +141,7 @@ def _view(subject: Subject, image: Image.Image, name: str) -> dict[str, Any]:
     """One image in one model."""
     picture, pixels = see(image, subject.data, name)
     try:
-        gathered = gather(subject, pixels.to(subject.model.pos_embed))
+        gathered = gather(subject, pixels.to(next(subject.model.parameters())))
     except ValueError as error:
         raise ValueError(f"{name} in {subject.name}: {error}") from error
     return {"picture": data_uri(picture), "thumbnail": thumbnail(picture), **gathered}
@@ -157,8 +157,8 @@ def _facts(subject: Subject) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in subject.model.parameters()),
         "classes": subject.model.num_classes,
         "size": subject.data.img_size,
-        "patch": subject.model.patch_size,
-        "own_size": list(subject.model.img_size),
+        "patch": list(subject.patch_size),
+        "own_size": list(subject.own_size),
     }
 
 

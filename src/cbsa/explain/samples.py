@@ -64,5 +64,5 @@ def at_photographs(subject: Subject) -> Subject:
     A model of 32 px with patches of 4 px sees 8×8 patches, in which maps have no shape. At three times its
     size they do, though it did not learn that and its predictions are worse.
     """
-    patch = subject.model.patch_size
+    patch = max(subject.patch_size)
     return subject if subject.data.img_size >= _ENOUGH * patch else subject.at(_MORE * patch)

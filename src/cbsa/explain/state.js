@@ -30,29 +30,31 @@ function createState(initial) {
   };
 }
 
-// Index of the token at a place: 0 is CLS, the patches follow row by row.
-function tokenAt(place, [rows, columns]) {
-  if (place === null) return 0;
-  const column = clamp(Math.floor(place.x * columns), 0, columns - 1);
-  const row = clamp(Math.floor(place.y * rows), 0, rows - 1);
-  return 1 + row * columns + column;
+// Index of the token at a place: CLS is 0, the patches follow row by row after all tokens that are none. In a model
+// without CLS the patch in the middle stands for it.
+function tokenAt(place, { grid: [rows, columns], prefix, cls }) {
+  if (place === null && cls) return 0;
+  const { x, y } = place ?? { x: 0.5, y: 0.5 };
+  const column = clamp(Math.floor(x * columns), 0, columns - 1);
+  const row = clamp(Math.floor(y * rows), 0, rows - 1);
+  return prefix + row * columns + column;
 }
 
-// The middle of a token's patch.
-function placeOf(token, [rows, columns]) {
-  if (token === 0) return null;
-  const patch = token - 1;
+// The middle of a token's patch; CLS has none.
+function placeOf(token, { grid: [rows, columns], prefix }) {
+  if (token < prefix) return null;
+  const patch = token - prefix;
   return { x: ((patch % columns) + 0.5) / columns, y: (Math.floor(patch / columns) + 0.5) / rows };
 }
 
-function tokenName(token, [, columns]) {
-  if (token === 0) return "CLS";
-  return `row ${Math.floor((token - 1) / columns) + 1}, column ${((token - 1) % columns) + 1}`;
+function tokenName(token, { grid: [, columns], prefix }) {
+  if (token < prefix) return "CLS";
+  return `row ${Math.floor((token - prefix) / columns) + 1}, column ${((token - prefix) % columns) + 1}`;
 }
 
 // The token that is shown: the one pointed at, else the one kept.
 const shownPlace = ({ token, hover }) => (hover === undefined ? token : hover);
-const shownToken = (state, view) => tokenAt(shownPlace(state), view.grid);
+const shownToken = (state, view) => tokenAt(shownPlace(state), view);
 // The layer of a model that the slider stands for; a shallower model stays at its last one.
 const layerOf = (state, view) => Math.min(state.layer, view.layers.length - 1);
 const headOf = (state, view) => Math.min(state.head, view.heads - 1);

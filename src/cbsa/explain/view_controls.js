@@ -24,7 +24,7 @@ function createControls(state, page) {
   }
   function show() {
     const current = state.get();
-    const view = page.views[0];
+    const view = page.views[current.model]; // on a narrow screen, the one in sight
     if (!view) return; // not read yet
     slider.max = page.depth;
     slider.value = current.layer + 1;
@@ -34,8 +34,9 @@ function createControls(state, page) {
     play.setAttribute("aria-label", timer === null ? "Play the layers" : "Pause");
     head.value = current.head;
     const token = shownToken(current, view);
-    byId("token-text").textContent = `Token: ${tokenName(token, view.grid)}`;
-    cls.setAttribute("aria-pressed", token === 0);
+    byId("token-text").textContent = `Token: ${tokenName(token, view)}`;
+    cls.hidden = !page.views.some((other) => other.cls);
+    cls.setAttribute("aria-pressed", shownPlace(current) === null);
   }
   function listHeads() {
     const names = Array.from({ length: page.heads }, (_, i) => el("option", { value: i }, `${i + 1}`));

@@ -1,7 +1,7 @@
 // Every layer and head at once: small maps, one pixel a patch.
 
 const NOTES = {
-  extraction: "CBSA and Agent: a row of A Aᵀ, with A the weights by which the representatives gather the tokens (the paper’s estimate of the full attention matrix). A layer that broadcasts by other weights has these in the place of the first A.",
+  extraction: "CBSA, CBSA* and Agent: a row of A Aᵀ, with A the weights by which the representatives gather the tokens (the paper’s estimate of the full attention matrix). A layer that broadcasts by other weights has these in the place of the first A.",
   softmax: "MSSA and MHSA: the row of their softmax.",
   kernel: "Linear attention: the row of its normalised kernel.",
   membership: "TSSA: the share of each patch in a head. A softmax over heads, not a map over tokens; it is the same for all tokens.",

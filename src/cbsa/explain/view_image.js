@@ -8,28 +8,27 @@ function createImageView(column, view, state, page) {
     role: "application",
     "aria-roledescription": "patch grid",
     "aria-label": `${view.image.name} in ${rows} by ${columns} patches, seen by ${view.model.name}. ` +
-      "Arrow keys choose a patch, C the class token, plus and minus the layer.",
+      `Arrow keys choose a patch, ${view.cls ? "C the class token, " : ""}plus and minus the layer.`,
   });
   canvas.style.aspectRatio = `${columns} / ${rows}`;
   const caption = el("p", { class: "caption" });
   const bare = el("input", { type: "checkbox" });
   const toggle = el("label", { class: "check" }, bare, " image alone");
-  column.append(el("div", { class: "stage-box" }, canvas, el("div", { class: "under" }, caption, toggle)));
+  const under = el("div", { class: "under" }, caption, otherTokens(view), toggle);
+  column.append(el("div", { class: "stage-box" }, canvas, under));
 
-  const keep = (token) => state.set({ token: placeOf(token, view.grid), hover: undefined, representative: null });
-  const point = (event) => state.set({
-    hover: placeOf(1 + patchUnder(event, canvas, view.grid), view.grid),
-    representative: null,
-  });
+  const keep = (place) => state.set({ token: place, hover: undefined, representative: null });
+  const placeUnder = (event) => placeOf(view.prefix + patchUnder(event, canvas, view.grid), view);
+  const point = (event) => state.set({ hover: placeUnder(event), representative: null });
   canvas.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse") point(event); });
   canvas.addEventListener("pointerleave", () => state.set({ hover: undefined }));
-  canvas.addEventListener("click", (event) => keep(1 + patchUnder(event, canvas, view.grid)));
+  canvas.addEventListener("click", (event) => keep(placeUnder(event)));
   canvas.addEventListener("keydown", (event) => {
-    const token = tokenAt(state.get().token, view.grid);
+    const token = tokenAt(state.get().token, view);
     const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns };
     const layers = { "+": 1, "=": 1, "-": -1 };
-    if (event.key in moves) keep(movedToken(token, moves[event.key], view.grid));
-    else if (event.key.toLowerCase() === "c" && !event.ctrlKey && !event.metaKey) keep(0);
+    if (event.key in moves) keep(placeOf(movedToken(token, moves[event.key], view), view));
+    else if (event.key.toLowerCase() === "c" && !event.ctrlKey && !event.metaKey) keep(null);
     else if (event.key in layers) {
       state.set({ layer: clamp(state.get().layer + layers[event.key], 0, page.depth - 1) });
     } else return;
@@ -46,19 +45,31 @@ function createImageView(column, view, state, page) {
     if (map && !bare.checked) drawHeat(context, view, map, page.heat, width, height);
     else drawPicture(context, view.picture, width, height);
     if (width / columns > 5) drawGrid(context, view.grid, width, height);
-    if (token > 0) framePatch(context, view.grid, token - 1, width, height);
+    if (token >= view.prefix) framePatch(context, view.grid, token - view.prefix, width, height);
     caption.textContent = describeMap(view, layer, head, token, map);
   }
   return { draw, needs: ["token", "hover", "layer", "head", "stretched", "theme", "size"] };
 }
 
+// What to know of a model whose tokens are not CLS and the patches alone.
+function otherTokens({ prefix, cls }) {
+  const others = prefix - (cls ? 1 : 0);
+  const notes = [
+    cls ? "" : "This model has no CLS: where CLS is chosen, it shows its middle patch.",
+    others ? `Its ${others} further tokens without a patch (registers, distillation) take part in the attention, ` +
+      "and are in no map." : "",
+  ].filter(Boolean);
+  return notes.length ? el("p", { class: "caption" }, notes.join(" ")) : null;
+}
+
 // The token one step away; beyond the border, the same.
-function movedToken(token, step, [rows, columns]) {
-  if (token === 0) return 1 + Math.floor(rows / 2) * columns + Math.floor(columns / 2);
-  const patch = token - 1;
-  if (Math.abs(step) === 1 && Math.floor((patch + step) / columns) !== Math.floor(patch / columns)) return token;
+function movedToken(token, step, { grid: [rows, columns], prefix }) {
+  if (token < prefix) return prefix + Math.floor(rows / 2) * columns + Math.floor(columns / 2);
+  const patch = token - prefix;
+  const sideways = step === 1 || step === -1;
+  if (sideways && Math.floor((patch + step) / columns) !== Math.floor(patch / columns)) return token;
   const moved = patch + step;
-  return moved < 0 || moved >= rows * columns ? token : moved + 1;
+  return moved < 0 || moved >= rows * columns ? token : moved + prefix;
 }
 
 function describeMap(view, layer, head, token, map) {
@@ -75,6 +86,6 @@ function describeMap(view, layer, head, token, map) {
       "tokens, and does not depend on the token chosen.";
   }
   const even = most * map.length;
-  const name = token === 0 ? "CLS" : "this patch";
+  const name = token < view.prefix ? "CLS" : "this patch";
   return `${where}: of what ${name} sees, the brightest patch holds ${percent(most)}, ${even.toFixed(1)}× an even share.`;
 }

@@ -38,7 +38,7 @@ function createRepresentativesView(column, view, state, page) {
 
   chooser.addEventListener("input", () => state.set({ representative: Number(chooser.value) - 1 }));
   regions.canvas.addEventListener("click", (event) => {
-    state.set({ representative: facts().region[1 + patchUnder(event, regions.canvas, view.grid)] });
+    state.set({ representative: facts().region[view.prefix + patchUnder(event, regions.canvas, view.grid)] });
   });
   moves.canvas.addEventListener("click", (event) => {
     const box = moves.canvas.getBoundingClientRect();
@@ -74,21 +74,23 @@ function createRepresentativesView(column, view, state, page) {
   function drawRegions({ region, colours, layer, head }, r) {
     const { context, width, height } = prepare(regions.canvas);
     drawPicture(context, view.grey, width, height);
-    const paint = patchCanvas(view.grid, (i) => [...colours[region[i + 1]], region[i + 1] === r ? 0.95 : 0.72]);
+    const patches = region.subarray(view.prefix);
+    const paint = patchCanvas(view.grid, (i) => [...colours[patches[i]], patches[i] === r ? 0.95 : 0.72]);
     drawSharp(context, paint, width, height);
-    drawBorders(context, view.grid, (i) => region[i + 1], width, height, "rgb(0 0 0 / 55%)", 1);
-    drawBorders(context, view.grid, (i) => region[i + 1] === r, width, height, "#fff", 2.5);
-    const used = new Set(region.subarray(1)).size;
+    drawBorders(context, view.grid, (i) => patches[i], width, height, "rgb(0 0 0 / 55%)", 1);
+    drawBorders(context, view.grid, (i) => patches[i] === r, width, height, "#fff", 2.5);
+    const used = new Set(patches).size;
     regions.caption.textContent = `Layer ${layer + 1}, head ${head + 1}: ${used} of ${colours.length} representatives ` +
       "gather some patch most. Like colours, like representatives.";
   }
 
   function drawGathered(layer, { head }, r) {
     const weights = gatheredBy(layer.weights, head, r);
+    const patches = weights.subarray(view.prefix);
     const { context, width, height } = prepare(gathered.canvas);
-    drawHeat(context, view, weights.subarray(1), page.heat, width, height);
-    gathered.caption.textContent = `Its weights over the tokens, up to ${percent(largestOf(weights.subarray(1)))} a patch` +
-      `; ${percent(weights[0])} on CLS.`;
+    drawHeat(context, view, patches, page.heat, width, height);
+    gathered.caption.textContent = `Its weights over the tokens, up to ${percent(largestOf(patches))} a patch` +
+      (view.cls ? `; ${percent(weights[0])} on CLS.` : ".");
   }
 
   function drawMoves(layer, { points, colours, head }, r) {

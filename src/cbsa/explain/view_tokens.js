@@ -45,17 +45,18 @@ function createTokensView(column, view, state, page) {
     const token = shownToken(state.get(), view);
     const { context, width, height } = prepare(scatter);
     drawAxes(context, [width / 2, height / 2], width, height);
-    const colours = tokenColours(shown, tokens);
+    const colours = tokenColours(shown, tokens, view.prefix);
     const radius = tokens > 1500 ? 1.8 : tokens > 500 ? 2.6 : 4;
-    for (let i = 1; i < tokens; i++) {
+    for (let i = view.prefix; i < tokens; i++) {
       context.fillStyle = css(colours[i]);
       dot(context, ...place(i, width, height), radius);
     }
-    mark(context, place(0, width, height), token === 0, "CLS");
-    if (token > 0) mark(context, place(token, width, height), true, "");
+    const patch = token - view.prefix;
+    if (view.cls) mark(context, place(0, width, height), token === 0, "CLS");
+    if (patch >= 0) mark(context, place(token, width, height), true, "");
     const sheet = prepare(patches);
-    drawSharp(sheet.context, patchCanvas(view.grid, (i) => colours[i + 1]), sheet.width, sheet.height);
-    if (token > 0) framePatch(sheet.context, view.grid, token - 1, sheet.width, sheet.height);
+    drawSharp(sheet.context, patchCanvas(view.grid, (i) => colours[i + view.prefix]), sheet.width, sheet.height);
+    if (patch >= 0) framePatch(sheet.context, view.grid, patch, sheet.width, sheet.height);
     const share = states.variance[layer + 1];
     left.textContent = `After layer ${layer + 1}: patches lie ${percent(states.spread[layer + 1])} of their length ` +
       `from their mean (${percent(states.spread[0])} before layer 1). The plane holds ${percent(share[0] + share[1])} ` +
@@ -75,12 +76,13 @@ function createTokensView(column, view, state, page) {
     if (text) context.fillText(text, clamp(x + 8, 0, scatter.clientWidth - 30), clamp(y - 6, 12, scatter.clientHeight - 4));
   }
 
-  const keep = (token) => state.set({ token: placeOf(token, view.grid), hover: undefined, representative: null });
-  patches.addEventListener("click", (event) => keep(1 + patchUnder(event, patches, view.grid)));
+  const keep = (token) => state.set({ token: placeOf(token, view), hover: undefined, representative: null });
+  patches.addEventListener("click", (event) => keep(view.prefix + patchUnder(event, patches, view.grid)));
   scatter.addEventListener("click", (event) => {
     const box = scatter.getBoundingClientRect();
     let [nearest, least] = [0, Infinity];
     for (let i = 0; i < tokens; i++) {
+      if (i < view.prefix && !(i === 0 && view.cls)) continue; // not drawn
       const [x, y] = place(i, box.width, box.height);
       const distance = Math.hypot(x + box.left - event.clientX, y + box.top - event.clientY);
       if (distance < least) [nearest, least] = [i, distance];
@@ -91,9 +93,9 @@ function createTokensView(column, view, state, page) {
 }
 
 // Coordinates (tokens × 3) to colours; the plane gives hue and strength, the third direction lightness.
-function tokenColours(points, tokens) {
+function tokenColours(points, tokens, prefix) {
   const reach = [0, 1, 2].map((axis) => {
-    const sizes = Array.from({ length: tokens - 1 }, (_, i) => Math.abs(points[3 * (i + 1) + axis]));
+    const sizes = Array.from({ length: tokens - prefix }, (_, i) => Math.abs(points[3 * (i + prefix) + axis]));
     return quantile(sizes, 0.95) || 1;
   });
   return Array.from({ length: tokens }, (_, i) =>
@@ -101,14 +103,14 @@ function tokenColours(points, tokens) {
 }
 
 // States as they are stored, and how far patches lie from the middle in any of them.
-function readStates(buffer, { points, variance, spread }) {
+function readStates(buffer, { points, variance, spread }, prefix) {
   const values = valuesAt(buffer, points);
   const tokens = points.shape[1];
   const each = 3 * tokens;
   const at = (state) => values.subarray(state * each, (state + 1) * each);
   let reach = 1e-12;
   for (let i = 0; i < values.length; i++) {
-    if (i % each >= 3 && i % 3 < 2) reach = Math.max(reach, Math.abs(values[i]));
+    if (i % each >= 3 * prefix && i % 3 < 2) reach = Math.max(reach, Math.abs(values[i]));
   }
   return { at, count: tokens, variance, spread, reach };
 }

@@ -18,23 +18,38 @@ _HALF = tl.float16 if INTERPRETED else tl.bfloat16  # Triton's interpreter has n
 MAX_HEAD_DIM, LEAST_EPS = 64, 0.05  # what the kernels are good for
 
 
-@torch.no_grad()
-def head_coding_rates(w: Tensor, eps: float) -> Tensor:
-    """Coding rates of the tokens w (B, H, N, p) of each head, as they are and of unit length: (B, H, 2).
+def gram_size(p: int) -> int:
+    """Side of the Gram matrices of heads of dimension p; what lies beyond p is 0."""
+    return max(16, int(triton.next_power_of_2(p)))
 
-    They err by less than 1e-3 for ε ≥ 0.05 and p ≤ 64, and more where tokens are nearly on a line: by 2e-2
-    if they are within a thousandth of it.
+
+@torch.no_grad()
+def head_grams(w: Tensor, out: Tensor) -> None:
+    """Gram matrices of the tokens w (B, H, N, p) of each head, as they are and of unit length.
+
+    Args:
+        w: the tokens.
+        out: (B, H, 2, side, side) float32, contiguous, with the side of :func:`gram_size`; written to.
     """
     batch, heads, n, p = w.shape
-    padded = max(16, triton.next_power_of_2(p))
-    grams = w.new_empty((batch, heads, 2, padded, padded), dtype=torch.float32)
-    out = w.new_empty((batch, heads, 2), dtype=torch.float32)
     if out.numel() == 0:
-        return out
+        return
     w = unit_rows(w)
     with launched_on(w.device):
         rates.head_grams[(batch * heads,)](
-            w, grams, heads, n, *w.stride()[:3], D=p, BD=padded, BN=_TOKENS, HALF=_HALF, num_stages=3
+            w, out, heads, n, *w.stride()[:3], D=p, BD=out.shape[-1], BN=_TOKENS, HALF=_HALF, num_stages=3
         )
-        rates.half_log_determinants[(out.numel(),)](grams, out, p / (n * eps**2), BD=padded, num_warps=1)
+
+
+@torch.no_grad()
+def half_log_determinants(grams: Tensor, c: float) -> Tensor:
+    """½ logdet(I + c·G) of Gram matrices (…, side, side) that :func:`head_grams` wrote, (…) float32.
+
+    With c = p/(N ε²) these are coding rates. They err by less than 1e-3 for ε ≥ 0.05 and p ≤ 64, and more
+    where tokens are nearly on a line: by 2e-2 if they are within a thousandth of it.
+    """
+    out = grams.new_empty(grams.shape[:-2])
+    if out.numel():
+        with launched_on(grams.device):
+            rates.half_log_determinants[(out.numel(),)](grams, out, c, BD=grams.shape[-1], num_warps=1)
     return out

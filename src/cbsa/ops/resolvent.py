@@ -72,6 +72,11 @@ def cholesky_of_shifted_gram(x: Tensor, c: float | Tensor) -> Tensor:
     return _cholesky_of_shifted(x @ x.mT, c)
 
 
+def half_logdet_of_shifted(gram: Tensor, c: float | Tensor) -> Tensor:
+    """½ logdet(I + c·G) of Gram matrices G (..., n, n), (...): coding rates, from G = XXᵀ or XᵀX alike."""
+    return _cholesky_of_shifted(gram, c).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
 def _cholesky_of_shifted(gram: Tensor, c: float | Tensor) -> Tensor:
     shifted = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device) + c * gram
     factor, info = torch.linalg.cholesky_ex(shifted)

@@ -57,8 +57,7 @@ def open_trained(name: str, weights: str | None = None) -> Trained:
             ship with the package (``cbsa weights``); or a registered name.
         weights: with a registered name, the file or folder of its weights; without, they are random.
     """
-    found = find_trained(name, weights)
-    return replace(_build(found.config, found.has_data), run=found.run)
+    return build_trained(find_trained(name, weights))
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,11 @@ def find_trained(name: str, weights: str | None = None, known: Collection[str] =
     if path.is_dir() and ((path / "checkpoints").is_dir() or (path / "model").is_dir()):
         return Found(config_of_run(path), True, path)
     return _config(None, name, known)
+
+
+def build_trained(found: Found) -> Trained:
+    """Build a model that :func:`find_trained` found."""
+    return replace(_build(found.config, found.has_data), run=found.run)
 
 
 def label_of(architecture: str, model: nn.Module) -> str:
