@@ -107,8 +107,17 @@ def read_class_names(root: Path) -> tuple[str, ...]:
         raise FileNotFoundError(f"{path} is missing: write the names of the classes into it, one a line")
     if path.stat().st_size > 1 << 20:
         raise ValueError(f"{path} has more than {1 << 20} bytes: it is not a list of classes")
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return tuple(line.strip() for line in lines if line.strip())
+    lines = path.read_text(encoding="utf-8-sig", errors="replace").rstrip().splitlines()
+    names = tuple(line.strip() for line in lines)
+    for label, name in enumerate(names):
+        if not name:
+            raise ValueError(
+                f"{path}: line {label + 1} is empty, and so the name of label {label}: write it, or remove the "
+                "line"
+            )
+        if name in names[:label]:
+            raise ValueError(f"{path}: the labels {names.index(name)} and {label} are both called {name!r}")
+    return names
 
 
 def _pair(

@@ -19,8 +19,8 @@ class SegmenterConfig:
     Attributes:
         encoder: name of a model of ours or of timm.
         encoder_kwargs: further arguments of it.
-        encoder_weights: weights of the encoder: a run's folder, a folder of a saved model, a file, or
-            ``"timm"`` for those that timm downloads.
+        encoder_weights: weights of the encoder: a run's folder, a folder of a saved model, a file, the name
+            of weights that ship with the package, or ``"timm"`` for those that timm downloads.
         decoder: ``"cbt"``, ``"depict"`` or ``"mask_transformer"``.
         decoder_kwargs: arguments of the decoder, e.g. ``model.decoder_kwargs.tied=true`` for CBSA†.
         weights: weights of a whole segmenter to start from, or to evaluate: a folder of a run or of a saved
@@ -68,6 +68,6 @@ class SegmentConfig(RunConfig):
         check_choice("task", self.task, (TASK,))
         if self.runtime.context != 1:
             raise ValueError(
-                f"runtime.context={self.runtime.context}: processes can share the images of a classifier, not "
-                "those of a segmenter; leave it at 1, and each process has images of its own"
+                f"runtime.context={self.runtime.context}: processes can share images of a classifier, not of a "
+                "segmenter; leave it at 1, and each process has images of its own"
             )
