@@ -317,6 +317,7 @@ def time_limit(seconds: int, study: Study) -> Iterator[None]:
 def go(study: Study, limit: int = 0, console: Console | None = None) -> bool:
     """Do the stages that are not done yet, write the report, and return whether all are done."""
     study.out.mkdir(parents=True, exist_ok=True)
+    check_settings(study)
     console = console or Console(file=sys.stdout)
     stages = [stage for stage in study.stages() if stage.kind in study.kinds]
     bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -344,6 +345,17 @@ def go(study: Study, limit: int = 0, console: Console | None = None) -> bool:
             console.print("The time is up; what is done is kept: the same command goes on.")
     study.report()
     return in_time
+
+
+def check_settings(study: Study) -> None:
+    """Raise if ``--out`` holds results of other settings: their stages would be taken for done."""
+    file = study.out / "results.json"
+    before = set(json.loads(file.read_text())["settings"]) if file.exists() else set(study.settings)
+    if differing := sorted(before ^ set(study.settings)):
+        raise ValueError(
+            f"{file} has results of other settings ({', '.join(differing)}): remove the folder, or choose "
+            "another --out"
+        )
 
 
 def add_time(file: Path, stage: str, seconds: float) -> None:

@@ -127,6 +127,8 @@ def test_the_study_stops_in_time_goes_on_and_reports(study, tmp_path, monkeypatc
     monkeypatch.setattr("sys.argv", ["camvid_study.py", "--report", "--out", str(tmp_path / "out")])
     program.main()
     assert (tmp_path / "out/results.md").read_text() == tables
+    with pytest.raises(ValueError, match=r"of other settings \(epochs=2, epochs=3\): remove the folder"):
+        program.go(make("epochs=3"))
     for picture in ("out/predictions.png", "out/curves.png", "out/fig-seg-noise.png", "work/overlays.png"):
         assert (tmp_path / picture).stat().st_size > 5_000
     kept = {path.suffix for path in (tmp_path / "out").rglob("*") if path.is_file()}

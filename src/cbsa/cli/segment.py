@@ -144,7 +144,7 @@ def pascal_context(
     labels: Annotated[Path, typer.Argument(help="Folder that trainval.tar.gz of Pascal-Context unpacks to.")],
     voc: Annotated[Path, typer.Argument(help="Folder of VOC2010; masks and lists are written into it.")],
 ) -> None:
-    """Make the masks of data.dataset=pascal_context from its own label files, a MATLAB file for each image."""
+    """Make the masks of data.dataset=pascal_context from its own label files, a MATLAB file an image."""
     from cbsa.data.pascal_context import convert_pascal_context
     from cbsa.train.display import Display
 

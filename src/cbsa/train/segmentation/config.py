@@ -68,6 +68,6 @@ class SegmentConfig(RunConfig):
         check_choice("task", self.task, (TASK,))
         if self.runtime.context != 1:
             raise ValueError(
-                f"runtime.context={self.runtime.context}: processes can share images of a classifier, not of a "
-                "segmenter; leave it at 1, and each process has images of its own"
+                f"runtime.context={self.runtime.context}: processes can share images of a classifier, not of "
+                "a segmenter; leave it at 1, and each process has images of its own"
             )
