@@ -1,5 +1,6 @@
 """What the CamVid study shows: a table of decoders, IoU by class, sheets of pictures; and what it times."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,30 @@ def class_grid(found: dict[str, Any]) -> Grid:
         values = (part["test"]["iou"][name] for part in found.values())
         cells.append((name, *("—" if value is None else f"{value:.1f}" for value in values)))
     return Grid("IoU by class, %", ("class", *(part["label"] for part in found.values())), cells)
+
+
+def noise_grid(by_sigma: dict[str, list[dict[str, float]]]) -> Grid:
+    """mIoU under noise on the decoder, by σ, as ``fig-seg-noise.json`` has it."""
+    rows = zip(*by_sigma.values(), strict=True)
+    cells = [
+        (f"{draws[0]['sigma']:g}", *(_spread(draw["mean"], draw["std"]) for draw in draws)) for draws in rows
+    ]
+    seeds = next(iter(by_sigma.values()))[0]["seeds"]
+    title = f"mIoU in % under noise on the decoder, {seeds} draws"
+    return Grid(title, ("σ", *by_sigma), cells, ("noise: mean ± standard deviation over the draws.",))
+
+
+def _spread(mean: float, std: float | None) -> str:
+    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
+
+
+def write_tables(out: Path, found: dict[str, Any]) -> list[Grid]:
+    """Write ``results.md`` from the decoders' numbers and, if it is there, ``fig-seg-noise.json``."""
+    grids, noise = [score_grid(found), class_grid(found)], out / "fig-seg-noise.json"
+    if noise.is_file():
+        grids.append(noise_grid(json.loads(noise.read_text())["by_sigma"]))
+    (out / "results.md").write_text("\n".join(grid.markdown() for grid in grids))
+    return grids
 
 
 def sheet_of(columns: dict[str, list[Any]]) -> Any:

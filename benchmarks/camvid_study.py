@@ -7,9 +7,11 @@ Tiny-ImageNet, are 45 × 60 tokens; scores are taken at the masks' own size. All
 data and settings; settings after the options (name=value) change them for all.
 
 The commands run in one process, one after another, which saves a start of Python and of the GPU for each. The
-same command goes on where it was stopped, in the middle of a training run too. ``--out`` gets what is to be
-kept: commands and logs, JSON, CSV, tables, curves, and predicted label maps. ``--work`` gets what is not:
-checkpoints, weights, and pictures that show photographs of the data set.
+same command goes on where it was stopped, in the middle of a training run too. Several processes may do a
+part of it each (``--decoders``, ``--stages``) in the same folders; at the end, the command without them does
+what is left and writes the report. ``--out`` gets what is to be kept: commands and logs, JSON, CSV, tables,
+curves, and predicted label maps. ``--work`` gets what is not: checkpoints, weights, and pictures that show
+photographs of the data set. ``--report`` writes ``results.md`` anew from what lies in ``--out``.
 """
 
 import argparse
@@ -28,11 +30,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from camvid_report import SegmenterForm, class_grid, score_grid, sheet_of
+from camvid_report import SegmenterForm, sheet_of, write_tables
 from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cbsa._checks import check_choice
+from cbsa._files import write_text_atomically
 from cbsa.bench.model_forms import MODES
 from cbsa.bench.models import measure_form
 from cbsa.cli.inside import run_inside
@@ -61,6 +65,7 @@ SETTINGS = (
     *("epochs=160", "eval_every=40", "checkpoint.every_epochs=40"),
 )
 KEPT = ("config.json", "summary.json", "epochs.csv", "log.jsonl", "confusion.csv")  # of a run's folder
+STAGES = ("train", "eval", "speed", "noise", "curves", "predict", "pictures")
 _WIDTH = 150  # of the tables on the screen
 TEST = "data.val_split=test"  # runs are watched on val, scored on test
 
@@ -73,9 +78,14 @@ class OutOfTimeError(BaseException):  # not to be caught where a bad image or a 
 class Stage:
     """A part of the study: it is done if the file is there that it leaves behind."""
 
-    name: str
+    name: str  # one of STAGES, and the decoder if it is about one
     leaves: Path
     do: Callable[[], None]
+
+    @property
+    def kind(self) -> str:
+        """One of STAGES."""
+        return self.name.partition(" ")[0]
 
 
 class Study:
@@ -83,10 +93,12 @@ class Study:
 
     Args:
         data: folder of CamVid's Parquet files.
-        encoder: run of ``cbsa train``, or saved model, whose weights the encoder begins with; or None.
+        encoder: run of ``cbsa train``, saved model, or name of weights that ship with the package, whose
+            weights the encoder begins with; or None.
         out: folder for what is to be kept.
         work: folder for the rest.
         decoders: some of :data:`DECODERS`.
+        kinds: some of :data:`STAGES`.
         settings: further settings of all runs.
         sigmas: of the noise, separated by commas.
         seeds: draws of the noise for each.
@@ -103,6 +115,7 @@ class Study:
         work: Path,
         *,
         decoders: tuple[str, ...] = tuple(DECODERS),
+        kinds: tuple[str, ...] = STAGES,
         settings: tuple[str, ...] = (),
         sigmas: str = "0,0.01,0.02,0.05,0.1,0.2,0.5",
         seeds: int = 3,
@@ -110,7 +123,10 @@ class Study:
         pictures: int = 6,
         seconds: float = 0.5,
     ) -> None:
-        self.out, self.work, self.decoders = out, work, decoders
+        self.out, self.work = out, work
+        self.decoders = tuple(check_choice("--decoders", name, DECODERS) for name in decoders)
+        self.kinds = tuple(check_choice("--stages", kind, STAGES) for kind in kinds)
+        self.log = out / "log.txt"  # of the stage that is on
         weights = (f"model.encoder_weights={encoder}",) if encoder is not None else ()
         self.settings = last_of_each((f"data.root={data}", *SETTINGS, *weights, *settings))
         self.sigmas, self.seeds, self.noisy_images = sigmas, seeds, noisy_images
@@ -239,20 +255,19 @@ class Study:
         return [(image.convert("RGB"), mask) for image, mask in pairs]
 
     def command(self, *arguments: object) -> None:
-        """A command of cbsa, in this process; what it says goes to the log."""
-        log = self.out / "log.txt"
-        code = run_inside(arguments, log)
+        """A command of cbsa, in this process; what it says goes to the log of its stage."""
+        code = run_inside(arguments, self.log)
         if code == 128 + signal.SIGTERM:
             raise OutOfTimeError
         if code:
-            raise RuntimeError(f"cbsa {shlex.join(map(str, arguments))} failed; see {log}")
+            raise RuntimeError(f"cbsa {shlex.join(map(str, arguments))} failed; see {self.log}")
 
     def keep(self, name: str) -> None:
         """Copy what a run has written, but for its weights."""
         keep(self.run(name), self.out / "runs" / name, KEPT)
 
     def report(self) -> dict[str, Any]:
-        """Write ``results.json`` and ``results.md`` from what is there, and return the numbers."""
+        """Write ``results.json`` and ``results.md`` from what is there, if anything; return the numbers."""
         found: dict[str, Any] = {}
         for name in self.decoders:
             self.keep(name)
@@ -269,11 +284,10 @@ class Study:
                 "training_seconds": summary["seconds"],
                 "training_images_s": statistics.median(rates),  # with reading, augmentation and optimiser
             }
-        grids = [score_grid(found), class_grid(found)] if found else []
-        (self.out / "results.md").write_text("\n".join(grid.markdown() for grid in grids))
-        save_results(self.out / "results.json", {"settings": self.settings, "decoders": found})
-        for grid in grids:
-            Console(width=_WIDTH).print(grid.rich())
+        if found:
+            save_results(self.out / "results.json", {"settings": self.settings, "decoders": found})
+            for grid in write_tables(self.out, found):
+                Console(width=_WIDTH).print(grid.rich())
         return found
 
 
@@ -303,10 +317,9 @@ def time_limit(seconds: int, study: Study) -> Iterator[None]:
 def go(study: Study, limit: int = 0, console: Console | None = None) -> bool:
     """Do the stages that are not done yet, write the report, and return whether all are done."""
     study.out.mkdir(parents=True, exist_ok=True)
-    times_file = study.out / "times.json"
-    times: dict[str, float] = json.loads(times_file.read_text()) if times_file.exists() else {}
+    check_settings(study)
     console = console or Console(file=sys.stdout)
-    stages = list(study.stages())
+    stages = [stage for stage in study.stages() if stage.kind in study.kinds]
     bars = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     in_time = True
     with Progress(*bars, console=console, transient=True) as progress:
@@ -317,12 +330,12 @@ def go(study: Study, limit: int = 0, console: Console | None = None) -> bool:
                     progress.update(task, description=stage.name)
                     began = time.perf_counter()
                     if not stage.leaves.exists():
+                        study.log = study.out / "logs" / f"{stage.name.replace(' ', '-')}.txt"
                         try:
                             stage.do()
                         finally:
                             spent = time.perf_counter() - began
-                            times[stage.name] = times.get(stage.name, 0.0) + spent
-                            times_file.write_text(json.dumps(times, indent=2) + "\n")
+                            add_time(study.out / "times.json", stage.name, spent)
                             torch.compiler.reset()
                             gc.collect()
                         console.print(f"{stage.name}: {spent:.0f} s", highlight=False)
@@ -334,17 +347,39 @@ def go(study: Study, limit: int = 0, console: Console | None = None) -> bool:
     return in_time
 
 
+def check_settings(study: Study) -> None:
+    """Raise if ``--out`` holds results of other settings: their stages would be taken for done."""
+    file = study.out / "results.json"
+    before = set(json.loads(file.read_text())["settings"]) if file.exists() else set(study.settings)
+    if differing := sorted(before ^ set(study.settings)):
+        raise ValueError(
+            f"{file} has results of other settings ({', '.join(differing)}): remove the folder, or choose "
+            "another --out"
+        )
+
+
+def add_time(file: Path, stage: str, seconds: float) -> None:
+    """Add to the seconds of a stage; the file is read anew, since other processes write into it too."""
+    times: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    times[stage] = times.get(stage, 0.0) + seconds
+    write_text_atomically(file, json.dumps(times, indent=2) + "\n")
+
+
 def main() -> None:
     """Run the study from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("settings", nargs="*", help="settings of all runs, as name=value")
-    parser.add_argument("--data", type=Path, required=True, help="folder with {train,val,test}.parquet")
-    parser.add_argument("--encoder", type=Path, help="run of cbsa train, or saved model, to begin with")
+    parser.add_argument("--data", type=Path, help="folder with {train,val,test}.parquet")
+    parser.add_argument(
+        "--encoder", type=Path, help="run of cbsa train, saved model, or name of weights that ship with cbsa"
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/camvid"))
     parser.add_argument("--work", type=Path, default=Path("outputs/camvid_study"))
     parser.add_argument("--decoders", default=",".join(DECODERS), help="separated by commas")
+    parser.add_argument("--stages", default=",".join(STAGES), help="separated by commas")
+    parser.add_argument("--report", action="store_true", help="write results.md anew, from --out alone")
     parser.add_argument("--sigmas", default="0,0.01,0.02,0.05,0.1,0.2,0.5", help="of the noise")
     parser.add_argument("--seeds", type=int, default=3, help="draws of the noise for each sigma")
     parser.add_argument("--noisy-images", type=int, default=0, help="to try noise on; 0 for all of the split")
@@ -353,8 +388,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0, help="stop after so many seconds; 0 for never")
     given = vars(parser.parse_args())
     limit, settings = given.pop("limit"), tuple(given.pop("settings"))
-    decoders = tuple(given.pop("decoders").split(","))
-    if not go(Study(**given, decoders=decoders, settings=settings), limit):
+    decoders, kinds = (tuple(given.pop(name).split(",")) for name in ("decoders", "stages"))
+    if given.pop("report"):
+        write_tables(given["out"], json.loads((given["out"] / "results.json").read_text())["decoders"])
+        return
+    if given["data"] is None:
+        parser.error("--data is required: the folder with {train,val,test}.parquet")
+    if not go(Study(**given, decoders=decoders, kinds=kinds, settings=settings), limit):
         raise SystemExit(128 + signal.SIGTERM)
 
 

@@ -23,6 +23,9 @@ SETTINGS = (
     *("windows.size=12,16", "windows.stride=8,8", "batch_size=4", "epochs=2", "schedule.warmup_epochs=0"),
     *("runtime.device=cpu", "runtime.precision=fp32", "runtime.compile=false", "data.store=device"),
 )
+# What is run in a stage.
+COMMANDS = {"train": "segment train", "eval": "segment eval", "noise": "reproduce fig-seg-noise"}
+COMMANDS |= {"curves": "plot", "predict": "segment predict"}
 
 
 def encoded(pixels):
@@ -53,13 +56,14 @@ def study(data, tmp_path, monkeypatch):
     encoder = tmp_path / "encoder"
     save_model(create_model("cbt_tiny_patch4_32", **ENCODER), encoder, architecture="cbt_tiny_patch4_32")
 
-    def make(*settings):
+    def make(*settings, decoders=("cbt-tied", "segmenter"), kinds=camvid_study.STAGES):
         return camvid_study.Study(
             data,
             encoder,
             tmp_path / "out",
             tmp_path / "work",
-            decoders=("cbt-tied", "segmenter"),
+            decoders=decoders,
+            kinds=kinds,
             settings=(*SETTINGS, *settings),
             sigmas="0,1",
             seeds=1,
@@ -72,7 +76,10 @@ def study(data, tmp_path, monkeypatch):
 
 
 def test_the_study_stops_in_time_goes_on_and_reports(study, tmp_path, monkeypatch, capsys):
+    """One process trains a decoder, as if beside another; then all of it is asked for, and stopped once."""
     program, make = study
+    assert program.go(make(decoders=("cbt-tied",), kinds=("train",)))
+    assert not (tmp_path / "out/results.json").exists()  # there is nothing to report yet
     train, stopped = program.Study.train, []
 
     def interrupted(self, name):
@@ -84,7 +91,6 @@ def test_the_study_stops_in_time_goes_on_and_reports(study, tmp_path, monkeypatc
     monkeypatch.setattr(program.Study, "train", interrupted)
     assert not program.go(make())
     assert "the same command goes on" in capsys.readouterr().out
-    assert json.loads((tmp_path / "out/results.json").read_text())["decoders"] == {}
     first = (tmp_path / "work/runs/cbt-tied/summary.json").stat().st_mtime_ns
     assert program.go(make())
     assert (tmp_path / "work/runs/cbt-tied/summary.json").stat().st_mtime_ns == first
@@ -106,17 +112,23 @@ def test_the_study_stops_in_time_goes_on_and_reports(study, tmp_path, monkeypatc
     noise = json.loads((tmp_path / "out/fig-seg-noise.json").read_text())
     assert noise["command"].startswith("cbsa reproduce fig-seg-noise '--model=CBT†=")
     assert noise["by_sigma"]["Segmenter"][0]["mean"] == pytest.approx(found["segmenter"]["test"]["miou"])
-    log = (tmp_path / "out/log.txt").read_text()
-    assert [line.split()[1:4] for line in log.splitlines() if line.startswith("$")] == [
-        *[["cbsa", "segment", "train"]] * 2,
-        *[["cbsa", "segment", "eval"]] * 2,
-        ["cbsa", "reproduce", "fig-seg-noise"],
-        ["cbsa", "plot", str(tmp_path / "work/runs/cbt-tied")],
-        *[["cbsa", "segment", "predict"]] * 2,
-    ]
+    logs = {file.stem: file.read_text().splitlines() for file in (tmp_path / "out/logs").iterdir()}
+    of_each = {f"{kind}-{name}" for kind in ("train", "eval", "predict") for name in found}
+    assert logs.keys() == of_each | {"noise", "curves"}
+    for stage, lines in logs.items():
+        (command,) = (line for line in lines if line.startswith("$"))
+        assert command.startswith(f"$ cbsa {COMMANDS[stage.partition('-')[0]]} ")
     tables = (tmp_path / "out/results.md").read_text()
     assert "| CBT† | " in tables
     assert "| bicyclist | — | — |" in tables
+    without = " | ".join(f"{part['test']['miou']:.1f}" for part in found.values())
+    assert f"| σ | CBT† | Segmenter |\n| --- | ---: | ---: |\n| 0 | {without} |\n" in tables
+    (tmp_path / "out/results.md").unlink()
+    monkeypatch.setattr("sys.argv", ["camvid_study.py", "--report", "--out", str(tmp_path / "out")])
+    program.main()
+    assert (tmp_path / "out/results.md").read_text() == tables
+    with pytest.raises(ValueError, match=r"of other settings \(epochs=2, epochs=3\): remove the folder"):
+        program.go(make("epochs=3"))
     for picture in ("out/predictions.png", "out/curves.png", "out/fig-seg-noise.png", "work/overlays.png"):
         assert (tmp_path / picture).stat().st_size > 5_000
     kept = {path.suffix for path in (tmp_path / "out").rglob("*") if path.is_file()}
@@ -130,14 +142,17 @@ def test_the_limit_stops_a_run_which_saves_its_state(study, tmp_path):
     long = make("epochs=5000", "eval_every=5000", "checkpoint.every_epochs=5000")
     assert not program.go(long, limit=4)
     assert list((tmp_path / "work/runs/cbt-tied/checkpoints").glob("step-*.pt"))
-    assert "the state is saved: the same command goes on" in (tmp_path / "out/log.txt").read_text()
+    log = (tmp_path / "out/logs/train-cbt-tied.txt").read_text()
+    assert "the state is saved: the same command goes on" in log
 
 
 def test_a_command_that_fails_is_named(study, tmp_path):
     program, make = study
     with pytest.raises(RuntimeError, match=r"cbsa segment train camvid_cbt_tiny .* failed; see"):
         program.go(make("data.crop=12"))
-    assert "data.crop" in (tmp_path / "out/log.txt").read_text()
+    assert "data.crop" in (tmp_path / "out/logs/train-cbt-tied.txt").read_text()
+    with pytest.raises(ValueError, match=r"--decoders='cbd': expected one of .* did you mean 'cbt'"):
+        make(decoders=("cbd",))
 
 
 def test_numbers_in_the_documentation_are_those_committed():

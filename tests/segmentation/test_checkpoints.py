@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 import cbsa
 from cbsa.adaptation.stored import stored_styles
 from cbsa.adaptation.timm_attention import AdaptedAttention
-from cbsa.models import CheckpointError, Transformer, create_model, save_model
+from cbsa.models import SHIPPED, CheckpointError, Transformer, create_model, save_model
 from cbsa.models.checkpoints import save_timm_model
 from cbsa.segmentation import CBTDecoder, Segmenter, create_segmenter, load_segmenter, save_segmenter
 from cbsa.segmentation.about import About
@@ -286,6 +286,18 @@ class Bomb:
 
     def __reduce__(self):
         return (open, (self.marker, "w"))
+
+
+def test_weights_that_ship_with_the_package():
+    name = "cbt_tiny_patch4_32.cifar10"
+    model = create_segmenter("cbt_tiny_patch4_32", num_classes=3, pretrained_encoder=name)
+    shipped, images = create_model(name, pretrained=True).eval(), torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = shipped.forward_features(images)
+        assert torch.equal(model.eval().encoder.forward_features(images), expected)
+    assert model.normalization["mean"] == list(SHIPPED[name].pretrained_cfg()["mean"])
+    with pytest.raises(FileNotFoundError, match="nor weights that ship with cbsa"):
+        create_segmenter("cbt_tiny_patch4_32", num_classes=3, pretrained_encoder="cbt_tiny_patch4_32.cifar")
 
 
 def test_bad_files_of_encoders(tmp_path):

@@ -25,6 +25,7 @@ from cbsa.train.segmentation.prediction import find_images, predict
 from cbsa.train.segmentation.recipes import AUTHORS_MIOU, SEGMENT_RECIPES, segment_recipe
 from cbsa.train.segmentation.trained import read_segmenter
 from tests.segmentation.scenes import CLASSES, save, scene, write_folder
+from tests.segmentation.test_sources import write_label_files
 
 SMALL = [
     "model.encoder=cbt_tiny_patch4_32",
@@ -97,6 +98,12 @@ def test_a_run_and_what_it_says(run):
     assert "holds a finished run: nothing to do" in again
 
 
+def test_pascal_context(tmp_path):
+    voc = write_label_files(tmp_path)
+    assert "masks of 2 for train and 1 for val" in succeed("pascal-context", tmp_path / "trainval", voc)
+    assert "has no JPEGImages/: give the folder of VOC2010" in fail("pascal-context", tmp_path, tmp_path)
+
+
 def _root_of(folder):
     return [f"data.root={segment_config_of(folder).data.root}"]
 
@@ -110,6 +117,7 @@ def test_wrong_settings_of_a_run(root, tmp_path):
     common = ("train", "camvid_cbt_tiny", *SMALL)
     assert "there is no such folder" in fail(*common, "data.root=/nowhere", *out)
     assert "unknown setting data.img_size" in fail(*common, "data.img_size=3", *out)
+    assert "processes can share images of a classifier, not of a" in fail(*common, "runtime.context=2", *out)
     assert "must be at most windows.size" in fail(*common, "windows.stride=99,99", *out)
     assert "larger than the training set" in fail(*common, f"data.root={root}", "batch_size=64", *out)
     assert "heds" in fail(*common, f"data.root={root}", "model.decoder_kwargs.heds=3", *out)
@@ -127,6 +135,7 @@ def test_eval(run, tmp_path):
     for key in ("miou", "pixel_accuracy", "boundary_iou", "loss", "iou", "evaluated_pixels"):
         assert found[key] == summary[key]
     assert f"{summary['miou']:.2f}" in output
+    assert found["split"] == "val"
     succeed(
         "eval", folder, "windows.scales=0.75,1.25", "windows.flip=true", "--checkpoint", "best", "-o", numbers
     )
@@ -248,6 +257,14 @@ def test_predict_by_a_segmenter_that_was_never_trained(tmp_path):
     assert Image.open(tmp_path / "out/labels/a.png").size == (50, 40)
 
 
+def test_more_classes_than_a_palette_has(tmp_path):
+    model = create_segmenter("cbt_tiny_patch4_32", "cbt", 257, encoder_kwargs={"depth": 1})
+    save_segmenter(model, tmp_path / "model")
+    save(tmp_path / "x.png", scene(0)[0])
+    message = "the segmenter has 257 classes, but a palette image holds 256"
+    assert message in fail("predict", tmp_path / "model", tmp_path / "x.png", "-o", tmp_path / "out")
+
+
 def test_predict_wrong_input(run, tmp_path):
     folder, _ = run
     assert "there is no such file or folder" in fail("predict", folder, tmp_path / "nowhere")
@@ -257,6 +274,7 @@ def test_predict_wrong_input(run, tmp_path):
     code, output = cbsa("predict", folder, tmp_path, "-o", tmp_path / "out")
     assert code == 1
     assert "None of the 1 images could be read" in output
+    assert "cannot identify the image: expected one of JPEG, PNG" in output
     save(tmp_path / "x.jpg", scene(0)[0])
     assert "would both be written to x.png: rename one" in fail("predict", folder, tmp_path)
 

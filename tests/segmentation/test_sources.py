@@ -17,6 +17,7 @@ from cbsa.data.label_sets import (
     VOC,
     voc_colours,
 )
+from cbsa.data.pascal_context import convert_pascal_context
 from tests.data.real import real_data
 from tests.segmentation.scenes import CLASSES, save, scene, write_folder
 
@@ -127,6 +128,58 @@ def test_pascal_context(tmp_path, dataset, expected):
     assert source.classes[-1] == "wood"
 
 
+def write_label_files(root, splits=(("train", 2), ("val", 1))):
+    """Pascal-Context as its authors give it: VOC 2010, and a MATLAB file of 459 classes for each image."""
+    io = pytest.importorskip("scipy.io")
+    voc, ids = root / "VOC2010", np.array([[0, 2, 458], [1, 9, 459]], dtype=np.uint16)
+    for split, count in splits:
+        names = [f"{split}_{i}" for i in range(count)]
+        (voc / "ImageSets/Main").mkdir(parents=True, exist_ok=True)
+        (voc / f"ImageSets/Main/{split}.txt").write_text("".join(f"{name}\n" for name in names))
+        for name in names:
+            save(voc / f"JPEGImages/{name}.jpg", IMAGE[:2, :3])
+            (root / "trainval").mkdir(exist_ok=True)
+            io.savemat(root / f"trainval/{name}.mat", {"LabelMap": ids}, do_compression=True)
+    return voc
+
+
+def test_pascal_context_is_converted_from_its_own_label_files(tmp_path):
+    voc, seen = write_label_files(tmp_path), []
+    done = convert_pascal_context(tmp_path, voc, lambda *counts: seen.append(counts))
+    assert done == {"train": 2, "val": 1}
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    source = open_val("pascal_context_60", voc)
+    _, classes = source.read(0)
+    assert [[source.classes[c] for c in row] for row in classes] == [
+        ["background", "aeroplane", "wood"],  # 2 and 458 of the 459
+        ["background", "bag", "background"],  # "accordion", 9, and the last, "wool"
+    ]
+    assert len(open_segmentation(MaskDataConfig("pascal_context", str(voc)), train=True)) == 2
+    assert open_val("pascal_context", voc).read(0)[1].tolist() == [[255, 0, 58], [255, 1, 255]]
+
+
+def test_label_files_that_are_none(tmp_path):
+    voc = write_label_files(tmp_path)
+    io, file = pytest.importorskip("scipy.io"), tmp_path / "trainval/val_0.mat"
+    for content, message in (
+        ({"LabelMap": np.array([[460]], dtype=np.uint16)}, "labels from 460 to 460, expected 0 to 459"),
+        ({"LabelMap": np.array([[0.5]])}, "must be integers"),
+        ({"Other": np.array([[1]])}, "not a label file of Pascal-Context"),
+    ):
+        io.savemat(file, content)
+        with pytest.raises(ValueError, match=message):
+            convert_pascal_context(tmp_path, voc)
+    assert not (voc / "ImageSets/SegmentationContext/val.txt").exists()
+    file.write_bytes(b"no MATLAB file")
+    with pytest.raises(ValueError, match=r"val_0\.mat is not a label file"):
+        convert_pascal_context(tmp_path, voc)
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"1 of 3 images have no label file in .*, such as val_0.mat"):
+        convert_pascal_context(tmp_path, voc)
+    with pytest.raises(FileNotFoundError, match="has no JPEGImages/: give the folder of VOC2010"):
+        convert_pascal_context(tmp_path, tmp_path)
+
+
 def test_voc(tmp_path):
     save(tmp_path / "JPEGImages/a.jpg", IMAGE)
     save(tmp_path / "SegmentationClass/a.png", mask_of(0, 20, 255))
@@ -204,6 +257,15 @@ def test_wrong_folders_are_named(tmp_path):
         open_val("folder", tmp_path, val_split="../x")
     with pytest.raises(ValueError, match=r"data.ignore_label=1 is the label of class 'red'"):
         open_val("folder", tmp_path, ignore_label=1)
+    for text, message in (
+        ("a\n\nb\n", "line 2 is empty, and so the name of label 1"),
+        ("a\nb\na\n", "the labels 0 and 2 are both called 'a'"),  # one would hide the other's IoU
+    ):
+        (tmp_path / "classes.txt").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            open_val("folder", tmp_path)
+    (tmp_path / "classes.txt").write_text("\ufeffa\nb\nc\n\n")  # as some editors begin and end a file
+    assert open_val("folder", tmp_path).classes == ("a", "b", "c")
     (tmp_path / "classes.txt").write_text("\n\n")
     with pytest.raises(ValueError, match="names 0 classes, expected 1 to 254"):
         open_val("folder", tmp_path)

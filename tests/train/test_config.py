@@ -16,7 +16,9 @@ from cbsa.train import (
     ScheduleConfig,
     TrainConfig,
 )
-from cbsa.train.config import AugmentConfig, DataConfig
+from cbsa.train.adaptation.config import AdaptConfig
+from cbsa.train.config import AugmentConfig, DataConfig, RunConfig
+from cbsa.train.segmentation.config import SegmentConfig
 
 
 @pytest.mark.parametrize(
@@ -119,15 +121,21 @@ def test_integers_of_numpy_are_integers():
 
 
 @pytest.mark.parametrize(
-    "kind", [TrainConfig, ModelConfig, OptimizerConfig, ScheduleConfig, RuntimeConfig, CheckpointConfig]
+    "kind",
+    [
+        *(TrainConfig, SegmentConfig, AdaptConfig, RunConfig, ModelConfig, OptimizerConfig, ScheduleConfig),
+        *(RuntimeConfig, CheckpointConfig),
+    ],
 )
 def test_settings_are_fixed_equal_by_value_and_described(kind):
     assert kind() == kind()
     field = dataclasses.fields(kind)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(kind(), field, "x")
+    described = [line for base in kind.__mro__[:-1] for line in base.__doc__.splitlines()]
     for field in dataclasses.fields(kind):
-        assert f"        {field.name}: " in kind.__doc__, f"{kind.__name__}.{field.name} is not described"
+        found = [line for line in described if line.startswith(f"        {field.name}: ")]
+        assert len(found) == 1, f"{kind.__name__}.{field.name} is described {len(found)} times"
 
 
 def test_defaults_are_the_papers_pretraining():

@@ -77,6 +77,7 @@ def evaluate(
     A run knows its data; a saved segmenter is told of them: data.dataset=camvid data.root=/data/camvid.
     Several scales: windows.scales=0.5,0.75,1,1.25,1.5,1.75 windows.flip=true
     """
+    from cbsa.data.segmentation_source import split_of
     from cbsa.train.segmentation.assess import assess_segmenter
     from cbsa.train.segmentation.task import numbers
 
@@ -87,7 +88,7 @@ def evaluate(
     content = {
         **numbers(result.metrics, result.classes),
         "unreadable_images": result.unreadable,
-        "split": config.data.val_split,
+        "split": split_of(config.data, train=False),
         "windows": {"scales": config.windows.scales, "flip": config.windows.flip},
     }
     _print_scores(console, content, f"{escape(target)} on {config.data.dataset}")
@@ -136,6 +137,22 @@ def predict(
         console.print(f"[red]None of the {len(result.unreadable)} images could be read.[/red]")
         raise typer.Exit(1)
     console.print(f"[bold]Look at {escape(str(out))}[/bold]: overlays/, labels/", soft_wrap=True)
+
+
+@app.command("pascal-context")
+def pascal_context(
+    labels: Annotated[Path, typer.Argument(help="Folder that trainval.tar.gz of Pascal-Context unpacks to.")],
+    voc: Annotated[Path, typer.Argument(help="Folder of VOC2010; masks and lists are written into it.")],
+) -> None:
+    """Make the masks of data.dataset=pascal_context from its own label files, a MATLAB file an image."""
+    from cbsa.data.pascal_context import convert_pascal_context
+    from cbsa.train.display import Display
+
+    console = Console()
+    with friendly(), Display(console) as display, display.task("Converting") as update:
+        counts = convert_pascal_context(labels, voc, update)
+    said = " and ".join(f"{count:,} for {split}" for split, count in counts.items())
+    console.print(f"[bold]Look at {escape(str(voc))}[/bold]: masks of {said}", soft_wrap=True)
 
 
 def _configure(recipe: str, settings: list[str] | None) -> "SegmentConfig":

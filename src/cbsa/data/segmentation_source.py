@@ -88,13 +88,17 @@ class SegmentationSource:
 def open_segmentation(config: MaskDataConfig, train: bool) -> SegmentationSource:
     """Open a split of a data set: what to train on, or what to evaluate on."""
     root = find_root(config)
-    opener, usual_train, usual_val = _OPENERS[config.dataset]
-    split = (config.train_split or usual_train) if train else (config.val_split or usual_val)
-    masks = opener(root, check_split(split))
+    masks = _OPENERS[config.dataset][0](root, check_split(split_of(config, train)))
     labels = labels_of(config)
     if masks.labels == "cityscapes_train_ids":
         labels = label_sets.CITYSCAPES_TRAIN_IDS
     return SegmentationSource(masks, labels or _folder_labels(root, config.ignore_label))
+
+
+def split_of(config: MaskDataConfig, train: bool) -> str:
+    """Name of the split to train on, or to evaluate on: the usual one unless another is given."""
+    _, usual_train, usual_val = _OPENERS[config.dataset]
+    return (config.train_split or usual_train) if train else (config.val_split or usual_val)
 
 
 def labels_of(config: MaskDataConfig) -> LabelSet | None:

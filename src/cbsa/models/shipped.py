@@ -71,3 +71,9 @@ def read_shipped(folder: Path = FOLDER) -> dict[str, Shipped]:
 
 SHIPPED = read_shipped()
 """Weights that ship with the package: name with tag -> entry."""
+
+
+def shipped_or_path(given: str | Path) -> Path:
+    """The folder of weights that ship with the package, if they have this name, or else the path itself."""
+    path = Path(given)
+    return SHIPPED[str(given)].folder if str(given) in SHIPPED and not path.exists() else path

@@ -13,6 +13,7 @@ from torch import nn
 from cbsa.adaptation.stored import ARGUMENT, apply_stored
 from cbsa.models import CheckpointError, ToST, Transformer, load_reference_checkpoint, read_checkpoint
 from cbsa.models.checkpoints import load_weights, rename_reference_keys
+from cbsa.models.shipped import shipped_or_path
 
 _CLASSIFIERS = ("head.", "head_dist.")
 
@@ -57,9 +58,10 @@ class SavedModel:
 def saved_model(path: str | Path) -> SavedModel | None:
     """The saved model (``config.json``, ``model.safetensors``) that a path stands for, if it stands for one.
 
-    It may be its folder, a run of ``cbsa train`` or ``cbsa adapt`` with that inside, or the file of weights.
+    It may be its folder, a run of ``cbsa train`` or ``cbsa adapt`` with that inside, the file of weights, or
+    the name of weights that ship with the package.
     """
-    given = Path(path)
+    given = shipped_or_path(path)
     places = (given, given / "model") if given.is_dir() else (given.parent,)
     if given.is_file() and given.name != "model.safetensors":
         return None
@@ -94,7 +96,10 @@ def load_encoder_weights(encoder: nn.Module, path: str | Path) -> None:
             f"{path} is a folder without config.json and model.safetensors, in it or in its model/"
         )
     if not path.exists():
-        raise FileNotFoundError(f"weights of the encoder: {path}: no such file or folder")
+        raise FileNotFoundError(
+            f"weights of the encoder: {path}: no such file or folder, nor weights that ship with cbsa "
+            "(`cbsa weights` lists them)"
+        )
     if path.suffix == ".pt":
         raise CheckpointError(
             f"{path}: a checkpoint of a run does not say all about its model; give the folder of the run"

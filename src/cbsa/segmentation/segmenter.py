@@ -122,8 +122,9 @@ def create_segmenter(
         decoder_kwargs: arguments of the decoder's class, e.g. ``{"tied": True}`` for CBSA†, ``{"mode":
             "cross"}`` for DEPICT-CA, or a layout of heads.
         pretrained_encoder: weights of an encoder that is given by name: a folder of a saved model or of a run
-            of ``cbsa train`` or ``cbsa adapt``, with all that made it, styles included; a file with timm's
-            names, ours or the authors'; or True for those timm knows.
+            of ``cbsa train`` or ``cbsa adapt``, with all that made it, styles included; the name of weights
+            that ship with the package; a file with timm's names, ours or the authors'; or True for those timm
+            knows.
     """
     check_choice("decoder", decoder, DECODERS)
     decoder_class, options = DECODERS[decoder], dict(decoder_kwargs or {})

@@ -30,7 +30,7 @@ from cbsa.train.evaluation import Metrics, evaluate
 from cbsa.train.initial import arguments_of, build_model
 from cbsa.train.state import Progress
 from cbsa.train.tables import confusion_csv
-from cbsa.train.task import Objective, Task, Update
+from cbsa.train.task import Objective, Task, Update, share_of
 
 
 class ClassObjective(Objective):
@@ -93,16 +93,6 @@ class Classification(Task[Metrics]):
         """Name of the model in the registry."""
         return self.config.model.name
 
-    @property
-    def data_name(self) -> str:
-        """Name of the data set."""
-        return self.config.data.dataset
-
-    @property
-    def max_corrupt(self) -> int:
-        """How many images may be unreadable."""
-        return self.config.data.max_corrupt
-
     def fetch(self) -> None:
         """Download the data set, if the run may."""
         if self.config.data.download:
@@ -117,34 +107,16 @@ class Classification(Task[Metrics]):
         self, source: ImageSource, world: World, corrupt: CorruptLog, progress: Update
     ) -> TrainLoader:
         """This process's share of the training images."""
-        return build_train_loader(
-            self.config.data,
-            self.config.augment,
-            source,
-            batch_size=self.config.batch_size,
-            accumulate=self.config.accumulate,
-            seed=self.config.seed,
-            device=world.device,
-            rank=world.data_rank,
-            world_size=world.data_size,
-            corrupt=corrupt,
-            progress=progress,
-        )
+        config = self.config
+        share = share_of(world, corrupt, progress)
+        return build_train_loader(config.data, config.augment, source, **self.steps(), **share)
 
     def load_eval(
         self, source: ImageSource, world: World, corrupt: CorruptLog, progress: Update
     ) -> EvalLoader:
         """This process's share of the images to evaluate on."""
-        return build_eval_loader(
-            self.config.data,
-            source,
-            batch_size=max(1, self.config.eval_batch_size // world.data_size),
-            device=world.device,
-            rank=world.data_rank,
-            world_size=world.data_size,
-            corrupt=corrupt,
-            progress=progress,
-        )
+        share = share_of(world, corrupt, progress)
+        return build_eval_loader(self.config.data, source, batch_size=self.images_at_once(world), **share)
 
     def build_model(self, num_classes: int) -> nn.Module:
         """Create the model with its initial weights."""

@@ -206,26 +206,10 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class TrainConfig(RunConfig):
-    """A run that trains a classifier.
+    """A run that trains a classifier: the settings of :class:`RunConfig`, and these.
 
     Attributes:
-        recipe: name of the recipe these settings come from.
-        model: the model and its initial weights.
-        data: data set and evaluation transform.
-        augment: augmentation.
-        optimizer: optimiser.
-        schedule: learning rate over time.
-        runtime: device, precision, compilation, parallelism.
-        checkpoint: when the state is written.
-        epochs: passes over the training set.
-        batch_size: images per optimiser step, over all processes and accumulated parts.
-        accumulate: parts that the batch of a process is divided into; gradients are accumulated over them.
         label_smoothing: share of the target spread evenly over the classes.
-        ema: decay of the moving average of the weights, evaluated and exported instead of them; 0 for none.
-        seed: seed of initialisation, order and augmentation.
-        eval_batch_size: images per evaluation step, over all processes.
-        eval_every: evaluate after every so many epochs, and after the last.
-        log_every: steps between two log entries, and between two looks at the loss on a GPU.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)

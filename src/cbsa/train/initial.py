@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from cbsa.adaptation.stored import ARGUMENT, apply_stored, stored_styles
 from cbsa.models import (
     MODELS,
-    SHIPPED,
     CheckpointError,
     ToST,
     Transformer,
@@ -25,6 +24,7 @@ from cbsa.models import (
     read_checkpoint,
 )
 from cbsa.models.checkpoints import load_weights, model_arguments
+from cbsa.models.shipped import shipped_or_path
 from cbsa.train.checkpoint import read_run_checkpoint, stored_config
 from cbsa.train.config import TrainConfig
 
@@ -185,7 +185,7 @@ def _name_of_classifier(pretrained_cfg: Any) -> str:
 
 def _find_weights(path: str) -> Path:
     """The file of weights that a file, a folder or the name of shipped ones stands for."""
-    given = SHIPPED[path].folder if path in SHIPPED and not Path(path).exists() else Path(path)
+    given = shipped_or_path(path)
     candidates = (given, given / "model" / "model.safetensors", given / "model.safetensors")
     for candidate in candidates:
         if candidate.is_file():

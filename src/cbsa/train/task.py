@@ -4,8 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from cbsa.data import Batch, CorruptLog, EvalLoader, TrainLoader
@@ -33,6 +34,24 @@ class Source(Protocol):
         """Return the path or name of an image, for messages."""
 
 
+class Share(TypedDict):
+    """What every loader takes beside its images: the process's share of them, and whom to tell what."""
+
+    device: torch.device
+    rank: int
+    world_size: int
+    corrupt: CorruptLog
+    progress: Update
+
+
+class Steps(TypedDict):
+    """What every training loader takes beside that: the images of an optimiser step, and their order."""
+
+    batch_size: int
+    accumulate: int
+    seed: int
+
+
 class Objective(ABC):
     """How a batch is learnt from."""
 
@@ -53,6 +72,17 @@ class Objective(ABC):
         return self.loss(logits.float(), targets)
 
 
+def share_of(world: World, corrupt: CorruptLog, progress: Update) -> Share:
+    """The share of a process among all."""
+    return {
+        "device": world.device,
+        "rank": world.data_rank,
+        "world_size": world.data_size,
+        "corrupt": corrupt,
+        "progress": progress,
+    }
+
+
 class Task(ABC, Generic[Metrics]):
     """A kind of run; one loop, with its checkpoints, resumption and processes, serves all of them."""
 
@@ -64,14 +94,14 @@ class Task(ABC, Generic[Metrics]):
         """What to call the model."""
 
     @property
-    @abstractmethod
     def data_name(self) -> str:
-        """What to call the data set."""
+        """Name of the data set."""
+        return str(self.config.data.dataset)
 
     @property
-    @abstractmethod
     def max_corrupt(self) -> int:
-        """How many images may be unreadable."""
+        """How many images may be unreadable, or have wrong masks."""
+        return int(self.config.data.max_corrupt)
 
     def settled(self) -> RunConfig:
         """The settings, with what they leave to the model or the data filled in; these are stored."""
@@ -93,6 +123,15 @@ class Task(ABC, Generic[Metrics]):
     @abstractmethod
     def load_eval(self, source: Any, world: World, corrupt: CorruptLog, progress: Update) -> EvalLoader:
         """This process's share of the images to evaluate on."""
+
+    def steps(self) -> Steps:
+        """How a training loader of this run divides its images."""
+        config = self.config
+        return {"batch_size": config.batch_size, "accumulate": config.accumulate, "seed": config.seed}
+
+    def images_at_once(self, world: World) -> int:
+        """Images per evaluation step of one process."""
+        return max(1, self.config.eval_batch_size // world.data_size)
 
     # --- model -------------------------------------------------------------------------------------------
 

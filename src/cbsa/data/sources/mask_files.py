@@ -59,12 +59,13 @@ def open_cityscapes(root: Path, split: str) -> MaskSource:
 
 
 def open_pascal_context(root: Path, split: str) -> MaskSource:
-    """Open Pascal-Context with 59 classes: 0 background, 1–59 classes, as MMSegmentation converts it.
+    """Open Pascal-Context with 59 classes: 0 background, 1–59 classes.
 
     Args:
         root: folder with ``JPEGImages``, ``SegmentationClassContext`` and
-            ``ImageSets/SegmentationContext/SPLIT.txt``, or one above it (``VOCdevkit``, or what holds that).
-        split: ``"train"`` (4,996 images) or ``"val"`` (5,104).
+            ``ImageSets/SegmentationContext/SPLIT.txt``, as :mod:`cbsa.data.pascal_context` and MMSegmentation
+            write them, or one above it (``VOCdevkit``, or what holds that).
+        split: ``"train"`` (4,998 images) or ``"val"`` (5,105); by MMSegmentation 4,996 and 5,104.
     """
     for folder in (root, root / "VOC2010", root / "VOCdevkit" / "VOC2010"):
         if (folder / "SegmentationClassContext").is_dir():
@@ -107,8 +108,17 @@ def read_class_names(root: Path) -> tuple[str, ...]:
         raise FileNotFoundError(f"{path} is missing: write the names of the classes into it, one a line")
     if path.stat().st_size > 1 << 20:
         raise ValueError(f"{path} has more than {1 << 20} bytes: it is not a list of classes")
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return tuple(line.strip() for line in lines if line.strip())
+    lines = path.read_text(encoding="utf-8-sig", errors="replace").rstrip().splitlines()
+    names = tuple(line.strip() for line in lines)
+    for label, name in enumerate(names):
+        if not name:
+            raise ValueError(
+                f"{path}: line {label + 1} is empty, and so the name of label {label}: write it, or remove "
+                "the line"
+            )
+        if name in names[:label]:
+            raise ValueError(f"{path}: the labels {names.index(name)} and {label} are both called {name!r}")
+    return names
 
 
 def _pair(

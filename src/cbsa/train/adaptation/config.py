@@ -94,28 +94,11 @@ class DistillConfig:
 
 @dataclass(frozen=True)
 class AdaptConfig(TrainConfig):
-    """A run that swaps the attention of a trained ViT and fine-tunes it.
+    """A run that swaps the attention of a trained ViT and fine-tunes it: a :class:`TrainConfig`, and these.
 
     By default as the authors: AdamW 5e-5, decay 0.01, batch 512, 50 epochs, 10 of warm-up.
 
     Attributes:
-        recipe: name of the recipe these settings come from.
-        model: the original and its weights.
-        data: data set and evaluation transform.
-        augment: augmentation.
-        optimizer: optimiser.
-        schedule: learning rate over time.
-        runtime: device, precision, compilation, parallelism.
-        checkpoint: when the state is written.
-        epochs: passes over the training set.
-        batch_size: images per optimiser step, over all processes and accumulated parts.
-        accumulate: parts that the batch of a process is divided into; gradients are accumulated over them.
-        label_smoothing: share of the target spread evenly over the classes.
-        ema: decay of the moving average of the weights, evaluated and exported instead of them; 0 for none.
-        seed: seed of initialisation, order and augmentation.
-        eval_batch_size: images per evaluation step, over all processes.
-        eval_every: evaluate after every so many epochs, and after the last.
-        log_every: steps between two log entries, and between two looks at the loss on a GPU.
         swap: the attention that is put in, and when.
         distill: what is learnt from the original.
         task: ``"adaptation"``, by which stored settings are told from those of other tasks.

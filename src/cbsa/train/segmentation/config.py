@@ -19,8 +19,8 @@ class SegmenterConfig:
     Attributes:
         encoder: name of a model of ours or of timm.
         encoder_kwargs: further arguments of it.
-        encoder_weights: weights of the encoder: a run's folder, a folder of a saved model, a file, or
-            ``"timm"`` for those that timm downloads.
+        encoder_weights: weights of the encoder: a run's folder, a folder of a saved model, a file, the name
+            of weights that ship with the package, or ``"timm"`` for those that timm downloads.
         decoder: ``"cbt"``, ``"depict"`` or ``"mask_transformer"``.
         decoder_kwargs: arguments of the decoder, e.g. ``model.decoder_kwargs.tied=true`` for CBSA†.
         weights: weights of a whole segmenter to start from, or to evaluate: a folder of a run or of a saved
@@ -43,27 +43,11 @@ class SegmenterConfig:
 
 @dataclass(frozen=True)
 class SegmentConfig(RunConfig):
-    """A run that trains a segmenter.
+    """A run that trains a segmenter: the settings of :class:`cbsa.train.config.RunConfig`, and these.
 
     By default as the reference: SGD 1e-3, momentum 0.9, no decay, poly 0.9, 64 epochs, batch 8.
 
     Attributes:
-        recipe: name of the recipe these settings come from.
-        model: the segmenter and its initial weights.
-        data: data set and sizes of images.
-        augment: augmentation.
-        optimizer: optimiser.
-        schedule: learning rate over time.
-        runtime: device, precision, compilation, parallelism.
-        checkpoint: when the state is written.
-        epochs: passes over the training set.
-        batch_size: images per optimiser step, over all processes and accumulated parts.
-        accumulate: parts that the batch of a process is divided into; gradients are accumulated over them.
-        ema: decay of the moving average of the weights, evaluated and exported instead of them; 0 for none.
-        seed: seed of initialisation, order and augmentation.
-        eval_batch_size: images per evaluation step, over all processes.
-        eval_every: evaluate after every so many epochs, and after the last.
-        log_every: steps between two log entries, and between two looks at the loss on a GPU.
         windows: how images are looked at in evaluation.
         task: ``"segmentation"``, by which stored settings are told from those of classifiers.
     """
@@ -82,3 +66,8 @@ class SegmentConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("task", self.task, (TASK,))
+        if self.runtime.context != 1:
+            raise ValueError(
+                f"runtime.context={self.runtime.context}: processes can share images of a classifier, not of "
+                "a segmenter; leave it at 1, and each process has images of its own"
+            )

@@ -21,6 +21,8 @@ from cbsa.train.segmentation.pictures import colours_of, index_image, overlay
 from cbsa.train.segmentation.trained import settle_for
 from cbsa.train.step import autocast
 
+_MOST_COLOURS = 256  # of a palette image
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -89,6 +91,11 @@ def predict(
     """
     if not 0 <= check_number("opacity", opacity) <= 1:
         raise ValueError(f"opacity must be 0 to 1, got {opacity}")
+    if model.num_classes > _MOST_COLOURS:
+        raise ValueError(
+            f"the segmenter has {model.num_classes} classes, but a palette image holds {_MOST_COLOURS}: use "
+            "cbsa.segmentation.windows.segment in Python"
+        )
     found = find_images(images)
     config = settle_for(config, model)
     prepare_folder(out)

@@ -25,7 +25,7 @@ from cbsa.train.segmentation.objective import PixelObjective
 from cbsa.train.segmentation.trained import build_segmenter, make_segmenter, segmenter_arguments, settle
 from cbsa.train.state import Progress
 from cbsa.train.tables import confusion_csv
-from cbsa.train.task import Objective, Task, Update
+from cbsa.train.task import Objective, Task, Update, share_of
 
 
 class Segmentation(Task[SegmentationMetrics]):
@@ -43,16 +43,6 @@ class Segmentation(Task[SegmentationMetrics]):
         """Names of encoder and decoder."""
         return f"{self.config.model.encoder} + {self.config.model.decoder}"
 
-    @property
-    def data_name(self) -> str:
-        """Name of the data set."""
-        return self.config.data.dataset
-
-    @property
-    def max_corrupt(self) -> int:
-        """How many images may be unreadable, or have wrong masks."""
-        return self.config.data.max_corrupt
-
     def settled(self) -> SegmentConfig:
         """With the mean and standard deviation of images that the model expects, unless they are given."""
         return settle(self.config)
@@ -65,33 +55,16 @@ class Segmentation(Task[SegmentationMetrics]):
         self, source: SegmentationSource, world: World, corrupt: CorruptLog, progress: Update
     ) -> TrainLoader:
         """This process's share of the training images."""
-        return mask_train_loader(
-            self.config.data,
-            self.config.augment,
-            source,
-            batch_size=self.config.batch_size,
-            accumulate=self.config.accumulate,
-            seed=self.config.seed,
-            device=world.device,
-            rank=world.data_rank,
-            world_size=world.data_size,
-            corrupt=corrupt,
-            progress=progress,
-        )
+        config = self.config
+        share = share_of(world, corrupt, progress)
+        return mask_train_loader(config.data, config.augment, source, **self.steps(), **share)
 
     def load_eval(
         self, source: SegmentationSource, world: World, corrupt: CorruptLog, progress: Update
     ) -> EvalLoader:
         """This process's share of the images to evaluate on."""
-        return mask_eval_loader(
-            self.config.data,
-            source,
-            device=world.device,
-            rank=world.data_rank,
-            world_size=world.data_size,
-            corrupt=corrupt,
-            progress=progress,
-        )
+        share = share_of(world, corrupt, progress)
+        return mask_eval_loader(self.config.data, source, **share)
 
     def build_model(self, num_classes: int) -> nn.Module:
         """Create the segmenter with its initial weights."""
@@ -117,7 +90,7 @@ class Segmentation(Task[SegmentationMetrics]):
             num_classes=num_classes,
             precision=self.config.runtime.precision,
             world=world,
-            at_a_time=max(1, self.config.eval_batch_size // world.data_size),
+            at_a_time=self.images_at_once(world),
             progress=progress,
         )
 
