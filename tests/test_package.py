@@ -14,12 +14,17 @@ import cbsa
 ROOT = Path(__file__).parents[1]
 
 
-def test_import_is_light():
-    """`import cbsa` needs torch alone of all the dependencies."""
-    program = "import cbsa, sys; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+def test_import_is_light_and_leads_to_everything():
+    """`import cbsa` needs torch alone of all the dependencies, and of torch not its compiler.
+
+    What needs more is there without an import of its own.
+    """
+    names = [f"cbsa.{name}" for name in cbsa.__all__]
+    program = f"import cbsa, sys; print(*sys.modules); {'; '.join(names)}"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     modules = set(loaded.stdout.split())
     assert "torch" in modules
+    assert "torch._dynamo" not in modules  # most of a second
     heavy = {"timm", "torchvision", "matplotlib", "sklearn", "pyarrow", "rich", "typer", "huggingface_hub"}
     assert not heavy & modules
 
@@ -37,8 +42,11 @@ def test_public_names():
         *("ISTA", "ConvStem", "build_attention"),
     }
     assert set(cbsa.objective.__all__) >= {"coding_rate", "compression", "rate_reduction"}
-    for module in (cbsa.ops, cbsa.layers, cbsa.objective):
+    for module in (cbsa, cbsa.ops, cbsa.layers, cbsa.objective):
         assert all(hasattr(module, name) for name in module.__all__)
+        assert set(module.__all__) <= set(dir(module))
+    with pytest.raises(AttributeError, match="module 'cbsa' has no attribute 'adpat'"):
+        cbsa.adpat  # noqa: B018
 
 
 def python_snippets():
@@ -137,6 +145,32 @@ def test_models_in_the_benchmarks_page_are_those_committed():
             row = at.get(f"{family}_small_patch16_224")
             assert cell == (f"{row['images_s']:,.0f} ({row['cbt_over_this']:.2f}×)" if row else "—")
         assert said == verdict([at["vit_small_patch16_224"]["cbt_over_this"]], [float(target)])
+
+
+def test_speeds_in_the_readme_are_those_committed():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    rows = measured("h200", "models", "img_size", "mode", "model")
+    sizes = sorted({key[0] for key in rows})
+    said = {}
+    for mode in MODEL_MODES:
+        ratios = [rows[size, mode, "vit_small_patch16_224"]["cbt_over_this"] for size in sizes]
+        first, *middle, last = (f"{ratio:.2g}" for ratio in ratios)
+        said[mode] = f"{', '.join([first, *middle])} and {last} times"
+        assert {first, last} == {"2.3", "14"}  # what the list at the top says of both modes
+    assert f"{said['inference']} the images/s of ViT-S in inference at 224, 512, 1024 and 2048 px" in text
+    assert f"{said['training']} in training" in text
+
+    rows = measured("h200", "ops", "mode", "tokens", "kind", "candidate")
+    spans = []
+    for mode in OPERATOR_MODES:
+        ours = {key[1]: row["median_ms"] for key, row in rows.items() if key[::3] == (mode, "auto")}
+        ratios = [
+            min(row["median_ms"] for key, row in rows.items() if key[:3] == (mode, tokens, "sdpa")) / ms
+            for tokens, ms in ours.items()
+        ]
+        spans.append(f"{min(ratios):.1f} to {max(ratios):.0f}")
+        assert f"{min(ours.values()):.2f} to {max(ours.values()):.2f} ms" in text
+    assert f"{' and '.join(spans)} times less than the fastest backend" in text
 
 
 def test_pages_of_the_explorer_are_those_committed():
