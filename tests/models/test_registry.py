@@ -213,6 +213,13 @@ def test_timms_optimizer_factory_takes_it():
     )
 
 
+def test_what_timms_training_script_always_gives_is_taken():
+    given = {"drop_rate": 0.0, "drop_path_rate": 0.0, "drop_block_rate": None, "global_pool": None}
+    assert len(timm.create_model("cbt_tiny_patch4_32", depth=1, scriptable=False, **given).blocks) == 1
+    with pytest.raises(ValueError, match=r"drop_path_rate=0.1: cbt_tiny_patch4_32 has neither dropout"):
+        timm.create_model("cbt_tiny_patch4_32", drop_path_rate=0.1)
+
+
 def test_sync_batch_norm_conversion():
     model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(create_model("cbt_tiny_patch4_32"))
     assert sum(isinstance(m, torch.nn.SyncBatchNorm) for m in model.modules()) == 2
@@ -226,3 +233,8 @@ def test_create_model_from_the_package():
 def test_unknown_model_gets_the_nearest_names(name):
     with pytest.raises(ValueError, match=r"name='.*': expected one of .*did you mean 'c?"):
         create_model(name)
+
+
+def test_a_name_that_is_none():
+    with pytest.raises(TypeError, match="name must be a string, got 3 of type int"):
+        create_model(3)
