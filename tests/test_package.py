@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import cbsa
+from cbsa.paper import FAIR
 
 ROOT = Path(__file__).parents[1]
 
@@ -172,6 +173,13 @@ def test_speeds_in_the_readme_are_those_committed():
         spans.append(f"{min(ratios):.1f} to {max(ratios):.0f}")
         assert f"{min(ours.values()):.2f} to {max(ours.values()):.2f} ms" in text
     assert f"{' and '.join(spans)} times less than the fastest backend" in text
+
+
+def test_accuracies_in_the_readme_are_the_papers():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    tiny, small = ({name: FAIR[f"{name}-{size}"][0] for name in ("CBSA", "MSSA")} for size in "TS")
+    assert f"CBSA reaches {tiny['CBSA']} % (tiny) and {small['CBSA']} % (small) top-1" in text
+    assert f"(MSSA) {tiny['MSSA']} % and {small['MSSA']} % (the paper's numbers, not ours)" in text
 
 
 def test_pages_of_the_explorer_are_those_committed():
