@@ -60,5 +60,5 @@ docs: $(VENV)/.installed-docs ## build the documentation site into site/, to be 
 docs-serve: $(VENV)/.installed-docs ## show the documentation site while you write it
 	$(BIN)/mkdocs serve
 
-clean: ## remove the environment, caches and outputs
-	rm -rf $(VENV) outputs site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove the environment, caches and what was built; runs in outputs/ stay
+	rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

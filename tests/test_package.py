@@ -10,18 +10,25 @@ from pathlib import Path
 import pytest
 
 import cbsa
+from cbsa.paper import FAIR
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_import_is_light():
-    """`import cbsa` needs torch alone of all the dependencies."""
-    program = "import cbsa, sys; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+def test_import_is_light_and_leads_to_everything():
+    """`import cbsa` needs torch alone of all the dependencies, and of torch not its compiler.
+
+    What needs more is there without an import of its own. `cbsa --help` comes without timm.
+    """
+    names = "; ".join(f"cbsa.{name}" for name in cbsa.__all__)
+    show = "print(*sys.modules)"
+    program = f"import cbsa, sys; {show}; import cbsa.cli; {show}; {names}"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    modules = set(loaded.stdout.split())
-    assert "torch" in modules
-    heavy = {"timm", "torchvision", "matplotlib", "sklearn", "pyarrow", "rich", "typer", "huggingface_hub"}
-    assert not heavy & modules
+    library, command_line = (set(line.split()) for line in loaded.stdout.splitlines())
+    heavy = {"timm", "torchvision", "matplotlib", "sklearn", "pyarrow", "huggingface_hub", "torch._dynamo"}
+    assert "torch" in library
+    assert not (heavy | {"rich", "typer"}) & library
+    assert not heavy & command_line
 
 
 def test_ships_its_types_and_mathematics():
@@ -37,8 +44,11 @@ def test_public_names():
         *("ISTA", "ConvStem", "build_attention"),
     }
     assert set(cbsa.objective.__all__) >= {"coding_rate", "compression", "rate_reduction"}
-    for module in (cbsa.ops, cbsa.layers, cbsa.objective):
+    for module in (cbsa, cbsa.ops, cbsa.layers, cbsa.objective):
         assert all(hasattr(module, name) for name in module.__all__)
+        assert set(module.__all__) <= set(dir(module))
+    with pytest.raises(AttributeError, match="module 'cbsa' has no attribute 'adpat'"):
+        cbsa.adpat  # noqa: B018
 
 
 def python_snippets():
@@ -137,6 +147,39 @@ def test_models_in_the_benchmarks_page_are_those_committed():
             row = at.get(f"{family}_small_patch16_224")
             assert cell == (f"{row['images_s']:,.0f} ({row['cbt_over_this']:.2f}×)" if row else "—")
         assert said == verdict([at["vit_small_patch16_224"]["cbt_over_this"]], [float(target)])
+
+
+def test_speeds_in_the_readme_are_those_committed():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    rows = measured("h200", "models", "img_size", "mode", "model")
+    sizes = sorted({key[0] for key in rows})
+    said = {}
+    for mode in MODEL_MODES:
+        ratios = [rows[size, mode, "vit_small_patch16_224"]["cbt_over_this"] for size in sizes]
+        first, *middle, last = (f"{ratio:.2g}" for ratio in ratios)
+        said[mode] = f"{', '.join([first, *middle])} and {last} times"
+        assert {first, last} == {"2.3", "14"}  # what the list at the top says of both modes
+    assert f"{said['inference']} the images/s of ViT-S in inference at 224, 512, 1024 and 2048 px" in text
+    assert f"{said['training']} in training" in text
+
+    rows = measured("h200", "ops", "mode", "tokens", "kind", "candidate")
+    spans = []
+    for mode in OPERATOR_MODES:
+        ours = {key[1]: row["median_ms"] for key, row in rows.items() if key[::3] == (mode, "auto")}
+        ratios = [
+            min(row["median_ms"] for key, row in rows.items() if key[:3] == (mode, tokens, "sdpa")) / ms
+            for tokens, ms in ours.items()
+        ]
+        spans.append(f"{min(ratios):.1f} to {max(ratios):.0f}")
+        assert f"{min(ours.values()):.2f} to {max(ours.values()):.2f} ms" in text
+    assert f"{' and '.join(spans)} times less than the fastest backend" in text
+
+
+def test_accuracies_in_the_readme_are_the_papers():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    tiny, small = ({name: FAIR[f"{name}-{size}"][0] for name in ("CBSA", "MSSA")} for size in "TS")
+    assert f"CBSA reaches {tiny['CBSA']} % (tiny) and {small['CBSA']} % (small) top-1" in text
+    assert f"(MSSA) {tiny['MSSA']} % and {small['MSSA']} % (the paper's numbers, not ours)" in text
 
 
 def test_pages_of_the_explorer_are_those_committed():

@@ -277,6 +277,12 @@ def test_plot(run, tmp_path):
     assert out.stat().st_size > 10_000
 
 
+def test_a_place_that_cannot_be_written_is_named_before_the_work(run):
+    folder, _ = run
+    for command, file in (("eval", "x.json"), ("plot", "x.png")):
+        assert "cannot write into /proc/nothing" in fail(command, folder, "-o", f"/proc/nothing/{file}")
+
+
 def test_plot_of_a_run_without_an_epoch(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"kind": "step", "step": 1, "loss": 2.0}\n')
     assert f"{tmp_path} has no finished epoch yet" in fail("plot", tmp_path)

@@ -77,9 +77,8 @@ def test_timm_knows_it(name):
 @pytest.mark.parametrize("name", [n for n in MODELS if "large" not in n])
 def test_rectangle_forward_and_a_gradient_on_every_parameter(name):
     patch = MODELS[name][0]["patch_size"]
-    size = (160, 288) if patch == 16 else (40, 72)
     model = create_model(name)
-    logits = model(torch.randn(2, 3, *size))
+    logits = model(torch.randn(2, 3, 3 * patch, 5 * patch))
     assert logits.shape == (2, 1000)
     logits.square().sum().backward()
     for parameter_name, parameter in model.named_parameters():
@@ -213,6 +212,13 @@ def test_timms_optimizer_factory_takes_it():
     )
 
 
+def test_what_timms_training_script_always_gives_is_taken():
+    given = {"drop_rate": 0.0, "drop_path_rate": 0.0, "drop_block_rate": None, "global_pool": None}
+    assert len(timm.create_model("cbt_tiny_patch4_32", depth=1, scriptable=False, **given).blocks) == 1
+    with pytest.raises(ValueError, match=r"drop_path_rate=0.1: cbt_tiny_patch4_32 has neither dropout"):
+        timm.create_model("cbt_tiny_patch4_32", drop_path_rate=0.1)
+
+
 def test_sync_batch_norm_conversion():
     model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(create_model("cbt_tiny_patch4_32"))
     assert sum(isinstance(m, torch.nn.SyncBatchNorm) for m in model.modules()) == 2
@@ -226,3 +232,8 @@ def test_create_model_from_the_package():
 def test_unknown_model_gets_the_nearest_names(name):
     with pytest.raises(ValueError, match=r"name='.*': expected one of .*did you mean 'c?"):
         create_model(name)
+
+
+def test_a_name_that_is_none():
+    with pytest.raises(TypeError, match="name must be a string, got 3 of type int"):
+        create_model(3)

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from cbsa.models import Transformer, create_model
+from cbsa.cli import app
+from cbsa.models import Transformer, create_model, save_model
 from cbsa.models.export import export_onnx, export_program
 from tests.compare import assert_close
 
@@ -93,3 +95,27 @@ def test_a_registered_model_through_onnx(tmp_path):
         (logits,) = session.run(None, {"images": images.numpy()})
         with torch.no_grad():
             assert_close(torch.from_numpy(logits), model(images), 1e-4)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_command_exports_what_no_weight_shows(by_name, tmp_path):
+    """Layout of the representatives, pooling, channels and classes are those stored with the weights."""
+    model = create_model(
+        "cbt_tiny_patch4_32",
+        embed_dim=16,
+        depth=1,
+        num_heads=2,
+        in_chans=1,
+        num_classes=3,
+        representatives=(3, 2),
+        legacy_pool=True,
+    ).eval()
+    folder = save_model(model, tmp_path / "[b]mine", architecture="cbt_tiny_patch4_32")
+    weights = ["--weights", str(folder / "model.safetensors")] if by_name else []
+    out = tmp_path / "new" / "model.pt2"
+    arguments = ["-m", "cbt_tiny_patch4_32" if by_name else str(folder), *weights, "-o", str(out)]
+    result = CliRunner().invoke(app, ["export", *arguments])
+    assert result.exit_code == 0, result.output
+    images = torch.randn(2, 1, 40, 24)
+    with torch.no_grad():
+        assert_close(torch.export.load(out).module()(images), model(images), 1e-5)

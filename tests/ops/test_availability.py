@@ -45,3 +45,9 @@ def test_other_values_are_refused(value, monkeypatch):
     monkeypatch.setenv("CBSA_KERNELS", value)
     with pytest.raises(ValueError, match=f"CBSA_KERNELS='{value}' in the environment: 0 forbids"):
         availability.kernels_allowed()
+
+
+def test_compiled_code_takes_the_answer_as_a_constant():
+    """The mark is set by hand, since PyTorch's decorator imports the compiler: it is the same one."""
+    marked = torch.compiler.assume_constant_result(lambda: None)
+    assert vars(availability.kernels_run_on) == vars(marked) != {}

@@ -16,6 +16,7 @@ from tests.train.runs import assert_same_bits, finish, last_state, losses, start
 
 # A learning rate at which rounding errors do not grow: AdamW divides by small gradients.
 CALM = ("optimizer.lr=1e-4", "checkpoint.every_steps=3")
+ACCUMULATING = ("accumulate=2", "ema=0.9")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def summary(folder):
 
 @pytest.mark.parametrize(
     "settings",
-    [(), ("accumulate=2", "ema=0.9"), ("runtime.parallel=fsdp", "ema=0.9"), ("runtime.context=2",)],
+    [(), ACCUMULATING, ("runtime.parallel=fsdp", *ACCUMULATING), ("runtime.context=2",)],
     ids=["ddp", "ddp accumulating", "fsdp", "context"],
 )
 def test_losses_are_those_of_one_process(runs, settings):
@@ -116,52 +117,58 @@ def test_images_cannot_be_shared_by_more_processes_than_there_are():
 # --- batch statistics over processes -------------------------------------------------------------------
 
 
-def _rank(rank, folder, sizes):
+SIZES = {"even": (3, 3), "uneven": (4, 1)}  # how many images each of two processes has
+
+
+def _rank(rank, folder):
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    given = torch.load(f"{folder}/given.pt")
-    first = sum(sizes[:rank])
-    part = slice(first, first + sizes[rank])
-    norm = nn.BatchNorm2d(5).double()
-    norm.load_state_dict(given["norm"])
-    norm = SyncBatchNorm2d.of(norm).train()
-    x = given["x"][part].clone().requires_grad_()
-    out = norm(x)
-    out.backward(given["grad"][part])
-    torch.save(
-        {
-            "out": out.detach(),
-            "x": x.grad,
-            "weight": norm.weight.grad,
-            "bias": norm.bias.grad,
-            "state": norm.state_dict(),
-        },
-        f"{folder}/rank{rank}.pt",
-    )
+    for case, sizes in SIZES.items():
+        given = torch.load(f"{folder}/{case}.pt")
+        first = sum(sizes[:rank])
+        part = slice(first, first + sizes[rank])
+        norm = nn.BatchNorm2d(5).double()
+        norm.load_state_dict(given["norm"])
+        norm = SyncBatchNorm2d.of(norm).train()
+        x = given["x"][part].clone().requires_grad_()
+        out = norm(x)
+        out.backward(given["grad"][part])
+        torch.save(
+            {
+                "out": out.detach(),
+                "x": x.grad,
+                "weight": norm.weight.grad,
+                "bias": norm.bias.grad,
+                "state": norm.state_dict(),
+            },
+            f"{folder}/{case}-rank{rank}.pt",
+        )
     distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("sizes", [(3, 3), (4, 1)], ids=["even", "uneven"])
-def test_synchronised_batch_norm_is_batch_norm_of_the_whole(tmp_path, sizes):
+def test_synchronised_batch_norm_is_batch_norm_of_the_whole(tmp_path):
     """Outputs, every gradient and the running statistics, in float64; far from 0, where sums cancel."""
-    torch.manual_seed(0)
-    norm = nn.BatchNorm2d(5).double()
-    nn.init.normal_(norm.weight)
-    nn.init.normal_(norm.bias)
-    x = (100 + torch.randn(sum(sizes), 5, 3, 4, dtype=torch.float64)).requires_grad_()
-    grad = torch.randn_like(x)
-    state = {k: v.clone() for k, v in norm.state_dict().items()}
-    torch.save({"norm": state, "x": x.detach(), "grad": grad}, tmp_path / "given.pt")
-    out = norm(x)
-    out.backward(grad)
-    multiprocessing.spawn(_rank, (str(tmp_path), sizes), nprocs=2)
-    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
-    for name, truth in {"out": out, "x": x.grad}.items():
-        assert_close(torch.cat([r[name] for r in ranks]), truth, 1e-10, name)
-    for name, truth in {"weight": norm.weight.grad, "bias": norm.bias.grad}.items():
-        assert_close(ranks[0][name] + ranks[1][name], truth, 1e-10, name)
-    for rank in ranks:
-        for name, truth in norm.state_dict().items():
-            assert_close(rank["state"][name].double(), truth.double(), 1e-12, name)
+    wholes = {}
+    for case, sizes in SIZES.items():
+        norm = nn.BatchNorm2d(5).double()
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+        x = (100 + torch.randn(sum(sizes), 5, 3, 4, dtype=torch.float64)).requires_grad_()
+        grad = torch.randn_like(x)
+        state = {k: v.clone() for k, v in norm.state_dict().items()}
+        torch.save({"norm": state, "x": x.detach(), "grad": grad}, tmp_path / f"{case}.pt")
+        out = norm(x)
+        out.backward(grad)
+        wholes[case] = norm, out, x.grad
+    multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2)
+    for case, (norm, out, x_grad) in wholes.items():
+        ranks = [torch.load(tmp_path / f"{case}-rank{rank}.pt") for rank in range(2)]
+        for name, truth in {"out": out, "x": x_grad}.items():
+            assert_close(torch.cat([r[name] for r in ranks]), truth, 1e-10, f"{case} {name}")
+        for name, truth in {"weight": norm.weight.grad, "bias": norm.bias.grad}.items():
+            assert_close(ranks[0][name] + ranks[1][name], truth, 1e-10, f"{case} {name}")
+        for rank in ranks:
+            for name, truth in norm.state_dict().items():
+                assert_close(rank["state"][name].double(), truth.double(), 1e-12, f"{case} {name}")
 
 
 def test_synchronised_norms_keep_names_and_evaluate_as_before():

@@ -3,10 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from cbsa.studies.manifest import FOLDER
-
 RUNS = "studies-work"  # folder of the studies' runs
-SMOKE_STUDIES = FOLDER / "smoke"
 _SIZE = {"embed_dim": 16, "depth": 2, "num_heads": 2}
 _SHORT = ("epochs=1", "batch_size=480", "schedule.warmup_epochs=0", "runtime.device=cpu")
 _DIGITS = (*(f"model.kwargs.{k}={v}" for k, v in _SIZE.items()), "data.img_size=16", "augment.padding=2")
@@ -46,6 +43,9 @@ def smoke_steps(out: Path, scenes: Path) -> list[Step]:
         out: folder for all of it.
         scenes: folder of images with masks, for the segmenter.
     """
+    from cbsa.studies.manifest import FOLDER
+
+    manifests = FOLDER / "smoke"
     models = out / "models"
     cbt, vit, adapted, segmenter = (models / name for name in ("cbt", "vit", "adapted", "segmenter"))
     studies = out / "studies"
@@ -54,7 +54,7 @@ def smoke_steps(out: Path, scenes: Path) -> list[Step]:
         return Step(("reproduce", name, *words, "--out", out / name), out / name, needs)
 
     def table(name: str, study: str) -> Step:
-        manifest = SMOKE_STUDIES / f"{study}.toml"
+        manifest = manifests / f"{study}.toml"
         return experiment(name, "--study", manifest, "--results", studies, needs="studies")
 
     def look(name: str, *words: object) -> Step:
@@ -79,7 +79,7 @@ def smoke_steps(out: Path, scenes: Path) -> list[Step]:
             ),
             segmenter,
         ),
-        Step(("study", SMOKE_STUDIES, "--out", studies, "--work", out / RUNS), studies),
+        Step(("study", manifests, "--out", studies, "--work", out / RUNS), studies),
         experiment("fig-3d", "--points", 20, "--iterations", 8),
         experiment("table-complexity"),
         experiment("fig-complexity"),

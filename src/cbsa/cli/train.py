@@ -84,6 +84,7 @@ def evaluate(
 ) -> None:
     """Evaluate weights on the evaluation split: accuracy, loss, and the accuracy of each class."""
     from cbsa._checks import check_choice
+    from cbsa._files import prepare_folder
     from cbsa.report import per_class_accuracy
     from cbsa.train import RECIPES
     from cbsa.train.assess import CHOICES, assess, config_of_run
@@ -92,6 +93,8 @@ def evaluate(
     console = Console(quiet=not is_main())
     with friendly():
         check_choice("--checkpoint", checkpoint, CHOICES)
+        if out is not None and is_main():
+            prepare_folder(out.parent)
         folder = Path(target)
         if folder.is_dir():
             config = override(config_of_run(folder, checkpoint), settings or [])
@@ -112,7 +115,6 @@ def evaluate(
         numbers["per_class"] = {k: None if math.isnan(v) else v for k, v in accuracy.items()}
         _print_classes(console, accuracy)
     if out is not None and is_main():
-        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(numbers, indent=2) + "\n")
         console.print(f"Written: {escape(str(out))}", soft_wrap=True)
 
@@ -124,6 +126,7 @@ def plot(
     ),
 ) -> None:
     """Draw loss, accuracy and learning rate of one or many runs."""
+    from cbsa._files import prepare_folder
     from cbsa.experiments.report import save_figure
     from cbsa.report import plot_curves
     from cbsa.train.log import read_epochs
@@ -136,7 +139,7 @@ def plot(
             if not records:
                 raise ValueError(f"{folder} has no finished epoch yet")
             curves[folder.name if names.count(folder.name) == 1 else str(folder)] = records
-    out.parent.mkdir(parents=True, exist_ok=True)
+        prepare_folder(out.parent)
     paths = save_figure(plot_curves(curves), out.with_suffix(""))
     Console().print(
         f"[bold]Look at {escape(str(paths[0]))}[/bold] (also {escape(str(paths[1]))})", soft_wrap=True

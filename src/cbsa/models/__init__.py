@@ -5,6 +5,7 @@ from typing import Any
 import timm
 
 from cbsa._checks import check_choice
+from cbsa.models.block import Block
 from cbsa.models.checkpoints import (
     CheckpointError,
     load_reference_checkpoint,
@@ -14,7 +15,7 @@ from cbsa.models.checkpoints import (
 from cbsa.models.registry import MODELS
 from cbsa.models.shipped import SHIPPED, Shipped
 from cbsa.models.tost import ToST
-from cbsa.models.transformer import Block, Transformer
+from cbsa.models.transformer import Transformer
 
 __all__ = [
     "MODELS",
@@ -43,6 +44,6 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> Any:
     Returns:
         A :class:`Transformer` (:class:`ToST` for ``tost_cab_…``), or timm's wrapper for features.
     """
-    if isinstance(name, str) and ":" not in name:
-        check_choice("name", name.split(".")[0], MODELS)
+    if not isinstance(name, str) or ":" not in name:
+        check_choice("name", name.partition(".")[0] if isinstance(name, str) else name, MODELS)
     return timm.create_model(name, pretrained=pretrained, **kwargs)

@@ -21,8 +21,9 @@ from cbsa.layers import (
     LinearAttention,
     LinearCBSA,
 )
+from cbsa.models.block import Block
 from cbsa.models.tost import ToST
-from cbsa.models.transformer import Block, Transformer
+from cbsa.models.transformer import Transformer
 
 
 @dataclass(frozen=True)

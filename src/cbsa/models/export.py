@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch.export import Dim, ExportedProgram
 
+from cbsa._checks import check_int
 from cbsa.models.transformer import Transformer
 
 
@@ -12,10 +13,13 @@ def export_program(model: Transformer, *, max_size: int = 4096) -> ExportedProgr
     """Trace a model for any batch and any image of up to ``max_size`` pixels a side, in patches.
 
     Height and width must be multiples of the patch size in the exported graph. The model is traced in
-    evaluation mode.
+    evaluation mode, at its own size.
     """
     model = model.eval()
     patch = model.patch_size
+    least = patch * max(3, *model.grid)
+    if check_int("max_size", max_size) < least:
+        raise ValueError(f"max_size={max_size} is less than the {least} px that the model is traced at")
     example = torch.zeros(
         2,
         model.patch_embed.in_chans,

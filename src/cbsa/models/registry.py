@@ -128,8 +128,18 @@ def _choose_tag(name: str, tag: str | None, pretrained: bool, overlay: dict[str,
     return tag
 
 
+def _refuse_dropout(name: str, kwargs: dict[str, Any]) -> None:
+    """Take out the rates that timm's training script always gives: 0 is what these models have."""
+    for key in ("drop_rate", "drop_path_rate"):
+        if rate := kwargs.pop(key, 0):
+            raise ValueError(f"{key}={rate}: {name} has neither dropout nor drop path; leave it at 0")
+
+
 def _register(name: str, arguments: dict[str, Any], what: str) -> None:
     def entry(pretrained: bool = False, **kwargs: Any) -> Transformer | ToST:
+        original_tost = name.startswith("tost_cab_")
+        if not original_tost:
+            _refuse_dropout(name, kwargs)
         out_indices = kwargs.pop("out_indices", 3)
         given: dict[str, Any] = {}
         if not isinstance(kwargs.get("pretrained_cfg"), (dict, PretrainedCfg)):
@@ -138,7 +148,7 @@ def _register(name: str, arguments: dict[str, Any], what: str) -> None:
             kwargs["pretrained_cfg"] = tag
             given = SHIPPED[f"{name}.{tag}"].arguments if tag != UNTRAINED else {}
         model: Any = build_model_with_cfg(
-            ToST if name.startswith("tost_cab_") else Transformer,
+            ToST if original_tost else Transformer,
             name,
             pretrained,
             pretrained_filter_fn=checkpoint_filter_fn,

@@ -20,10 +20,13 @@ def kernels_allowed() -> bool:
 _KERNELS_ALLOWED = kernels_allowed()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def kernels_run_on(device: torch.device) -> bool:
     """Whether the Triton kernels are allowed, installed, and made for this GPU (Ampere or later)."""
     return _kernels_run_on(device)
+
+
+# torch.compiler.assume_constant_result, without the import of the whole compiler that it begins with.
+kernels_run_on._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache

@@ -9,7 +9,8 @@ import torch
 
 from cbsa.layers import CBSA, MSSA, TSSA, Attention, ChannelCBSA, ConvStem, LinearAttention, LinearCBSA
 from cbsa.models import memory
-from cbsa.models.transformer import Block, Transformer
+from cbsa.models.block import Block
+from cbsa.models.transformer import Transformer
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.parallel.shard import split
 

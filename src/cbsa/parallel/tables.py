@@ -2,7 +2,8 @@
 
 import torch
 
-from cbsa.models.transformer import Block, Transformer
+from cbsa.models.block import Block
+from cbsa.models.transformer import Transformer
 from cbsa.parallel import costs
 
 DEVICES = (1, 8, 64, 1024)

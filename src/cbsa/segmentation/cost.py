@@ -8,8 +8,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from cbsa.layers import MLP
+from cbsa.models.block import Block
 from cbsa.models.costs import Tokens, attention_macs, layer_similarities
-from cbsa.models.transformer import Block
 from cbsa.segmentation.decoders import Decoder, DepictDecoder
 from cbsa.segmentation.decoders.layer import DecoderLayer
 

@@ -70,7 +70,7 @@ def _find(config: DataConfig, make: Callable[[Path], Any]) -> Any:
         return make(root)
     except (RuntimeError, FileNotFoundError) as error:
         found = sorted(os.listdir(root))[:12] if root.is_dir() else None
-        what = "does not exist" if found is None else f"holds {', '.join(found) or 'nothing'}"
+        what = "is not a folder" if found is None else f"holds {', '.join(found) or 'nothing'}"
         raise FileNotFoundError(
             f"{config.dataset} was not found whole in data.root={config.root!r}, which {what} ({error}). "
             "Pass data.download=true to let torchvision download it"

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from cbsa._checks import check_int
 from cbsa.layers import MHSA, MLP, LayerNorm
-from cbsa.models.transformer import Block
+from cbsa.models.block import Block
 from cbsa.segmentation.decoders.decoder import Decoder
 
 _HEAD_DIM = 64  # Segmenter's, at every width
