@@ -1,10 +1,13 @@
 """MSSA and MHSA against PyTorch's and timm's own multi-head attention."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
 
 from cbsa.layers import MHSA, MSSA
+from cbsa.layers.softmax import softmax_attention
 from tests.compare import assert_close
 
 
@@ -105,3 +108,40 @@ def test_exact_mssa_counts_real_tokens_only():
 def test_bad_options_are_named():
     with pytest.raises(ValueError, match="contraction='none': expected one of 'softmax', 'exact'"):
         MSSA(24, 3, contraction="none")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_training_in_16_bits_on_a_cpu_is_as_exact_as_plain_pytorch(dtype, masked):
+    """Outputs and all gradients, beside the fused kernel in float64; a sequence of padding alone too."""
+    shapes = ((3, 2, 7, 16), (3, 2, 37, 16), (3, 2, 37, 16))
+    given = [torch.randn(shape, dtype=dtype) for shape in shapes]
+    grad = torch.randn(shapes[0], dtype=dtype)
+    mask = torch.rand(3, 37) < 0.5 if masked else None
+    if mask is not None:
+        mask[0] = False
+
+    def results(attend, dtype):
+        q, k, v = (x.to(dtype).requires_grad_() for x in given)
+        out = attend(q, k, v)
+        return [out, *torch.autograd.grad(out, (q, k, v), grad.to(dtype))]
+
+    keys = None if mask is None else (mask | ~mask.any(-1, keepdim=True))[:, None, None, :]
+    ours = results(lambda q, k, v: softmax_attention(q, k, v, mask), dtype)
+    fused = functools.partial(nn.functional.scaled_dot_product_attention, attn_mask=keys)
+
+    def plain(q, k, v):
+        scores = q @ k.mT / 4  # p = 16
+        return (scores if keys is None else scores.masked_fill(~keys, -torch.inf)).softmax(-1) @ v
+
+    for mine, theirs, truth in zip(ours, results(plain, dtype), results(fused, torch.float64), strict=True):
+        assert mine.dtype == dtype
+        assert (mine - truth).norm() <= 2 * (theirs - truth).norm()
+
+
+def test_long_sequences_hold_no_matrix_of_weights(monkeypatch):
+    q = torch.randn(1, 1, 9, 8, dtype=torch.bfloat16, requires_grad=True)
+    monkeypatch.setattr("cbsa.layers.softmax._PLAIN_WEIGHTS", 81)
+    assert "Flash" not in type(softmax_attention(q, q, q).grad_fn).__name__
+    monkeypatch.setattr("cbsa.layers.softmax._PLAIN_WEIGHTS", 80)
+    assert "Flash" in type(softmax_attention(q, q, q).grad_fn).__name__

@@ -139,10 +139,3 @@ class Attention(nn.Module, ABC):
             f"dim={self.dim}, num_heads={self.num_heads}, head_dim={self.head_dim}, tied={self.tied}, "
             f"num_prefix_tokens={self.num_prefix_tokens}"
         )
-
-
-def softmax_key_mask(mask: Tensor | None) -> Tensor | None:
-    """(B, N) token mask as (B, 1, 1, N) for SDPA; a row without any real token lets all (zero) tokens in."""
-    if mask is None:
-        return None
-    return (mask | ~mask.any(-1, keepdim=True))[:, None, None, :]

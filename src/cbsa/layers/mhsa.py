@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from torch import Tensor
-from torch.nn import functional as F
 
-from cbsa.layers.attention import Attention, softmax_key_mask
+from cbsa.layers.attention import Attention
+from cbsa.layers.softmax import softmax_attention
 
 
 class MHSA(Attention):
@@ -35,4 +35,4 @@ class MHSA(Attention):
     def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
         """Attend from every token to every token within each head."""
         q, k, v = streams
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=softmax_key_mask(mask))
+        return softmax_attention(q, k, v, mask)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from cbsa._checks import check_choice, check_mask, check_positive_number
-from cbsa.layers.attention import Attention, softmax_key_mask
+from cbsa.layers.attention import Attention
+from cbsa.layers.softmax import softmax_attention
 from cbsa.ops.precision import solve_dtype
 from cbsa.ops.resolvent import resolvent
 
@@ -68,14 +68,14 @@ class MSSA(Attention):
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0)
         (w,), (q,) = self.project(x), self.project(query)
-        out = F.scaled_dot_product_attention(q, w, w, attn_mask=softmax_key_mask(mask))  # (B, H, M, p)
+        out = softmax_attention(q, w, w, mask)  # (B, H, M, p)
         return self.project_back(self._step(out), bias)
 
     def attend(self, streams: Sequence[Tensor], grid: tuple[int, ...] | None, mask: Tensor | None) -> Tensor:
         """Attend from every token to every token within each head."""
         (w,) = streams
         if self.contraction == "softmax":
-            out = F.scaled_dot_product_attention(w, w, w, attn_mask=softmax_key_mask(mask))
+            out = softmax_attention(w, w, w, mask)
         elif mask is None:
             out = resolvent(w, self.head_dim / (w.shape[-2] * self.eps**2))
         else:
