@@ -6,7 +6,6 @@ heads fill the device too, and what is gathered from them is put together in a f
 """
 
 import math
-import os
 from typing import Any
 
 import torch
@@ -15,12 +14,10 @@ from torch import Tensor
 
 from cbsa.ops.kernels import backward, forward, whole
 from cbsa.ops.kernels.ahead import launched_ahead
+from cbsa.ops.kernels.device import gpu_of
 from cbsa.ops.kernels.splits import Launch, best_split
 from cbsa.ops.kernels.sums import add_up
 
-# Triton's interpreter runs the kernels on a CPU; it is chosen when they are imported.
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-_INTERPRETER_PROCESSORS = 4  # stands for a GPU's multiprocessors there
 _BLOCK_REPS, _BLOCK_WIDE_REPS = 64, 32  # of wide heads in float32
 _FEW_TOKENS = 256  # so many tokens are one program's work, however few the heads
 _FEW_SPLITS = 16  # so many are put together by the kernel that needs the result
@@ -55,7 +52,7 @@ TUNED: dict[str, tuple[Launch, ...]] = {
 def is_whole(w: Tensor, m: int) -> bool:
     """Whether one program serves a whole head."""
     batch, heads, n, _ = w.shape
-    return not in_blocks(w, m) and (n <= _FEW_TOKENS or batch * heads >= _processors(w.device))
+    return not in_blocks(w, m) and (n <= _FEW_TOKENS or batch * heads >= gpu_of(w.device).processors)
 
 
 def in_blocks(w: Tensor, m: int) -> bool:
@@ -65,7 +62,7 @@ def in_blocks(w: Tensor, m: int) -> bool:
 
 def fits(w: Tensor) -> bool:
     """Whether the kernels find enough shared memory: not for wide heads in float32 on small GPUs."""
-    return not _is_wide_single(w) or _shared_memory(w.device) >= _TENSOR_CORES_TAKE
+    return not _is_wide_single(w) or gpu_of(w.device).shared_memory >= _TENSOR_CORES_TAKE
 
 
 def _is_wide_single(w: Tensor) -> bool:
@@ -82,7 +79,7 @@ def _precision(w: Tensor) -> str:
     """How products are taken: of float32 tokens in three TF32 products where these fit, else one by one."""
     if w.element_size() < 4:
         return "tf32"
-    fit = _is_wide_single(w) or _shared_memory(w.device) >= _TENSOR_CORES_TAKE
+    fit = _is_wide_single(w) or gpu_of(w.device).shared_memory >= _TENSOR_CORES_TAKE
     return "tf32x3" if fit else "ieee"
 
 
@@ -133,7 +130,7 @@ class Problem:
     def split(self, kernel: str, programs: int) -> tuple[dict[str, Any], int, int]:
         """A kernel's options, the tokens of a split, and the number of splits."""
         launches = self.launches(kernel)
-        launch, splits = best_split(launches, self.n, programs, _processors(self.w.device))
+        launch, splits = best_split(launches, self.n, programs, gpu_of(self.w.device).processors)
         chunk = triton.cdiv(triton.cdiv(self.n, launch.block), splits) * launch.block
         return self.options(launch), chunk, triton.cdiv(self.n, chunk)
 
@@ -144,7 +141,7 @@ class Problem:
         """
         launch = self.launches(kernel)[0]
         blocks = triton.cdiv(self.n, launch.block)
-        programs = min(launch.programs * _processors(self.w.device), self.programs * blocks)
+        programs = min(launch.programs * gpu_of(self.w.device).processors, self.programs * blocks)
         each, extra = divmod(self.programs * blocks, programs)
         return self.options(launch), programs, (each, extra, triton.cdiv(blocks - 1, each) + 1)
 
@@ -399,22 +396,6 @@ def add_splits(parts: Tensor, more: Tensor | None, total: Tensor) -> Tensor:
 def _splits_at_once(splits: int) -> int:
     """Splits that are added up in one step."""
     return min(64, triton.next_power_of_2(splits))
-
-
-@torch.compiler.assume_constant_result
-def _processors(device: torch.device) -> int:
-    """Multiprocessors of the device."""
-    if device.type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_properties(device).multi_processor_count
-    return _INTERPRETER_PROCESSORS
-
-
-@torch.compiler.assume_constant_result
-def _shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have."""
-    if device.type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return _TENSOR_CORES_TAKE
 
 
 def unit_rows(x: Tensor) -> Tensor:
