@@ -62,7 +62,7 @@ def representatives(n: int, d: int, m: int, dtype: torch.dtype, learn: bool = Tr
 
 def steps() -> list[Tensor]:
     """Both steps of each head."""
-    return [torch.empty(HEADS, requires_grad=True) for _ in range(2)]
+    return [torch.zeros(HEADS, requires_grad=True) for _ in range(2)]
 
 
 def with_backward(out: Tensor) -> None:

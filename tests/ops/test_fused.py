@@ -19,7 +19,7 @@ from tests.compare import (
 
 pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
 from cbsa.ops import fused
-from cbsa.ops.kernels import launch
+from cbsa.ops.kernels import gpu, launch
 
 NAMES = ("dw", "dreps", "dstep_rep", "dstep_out")
 # (B, H, N, m, d)
@@ -122,7 +122,7 @@ def test_programs_that_begin_in_one_head_and_end_in_another(regime, device, prog
     """Five blocks of tokens in each of three heads, dealt out over a few programs."""
     launches = (launch.TUNED["spread"][0]._replace(block=64, programs=1),)
     monkeypatch.setitem(launch.TUNED, "spread", launches)
-    monkeypatch.setattr(device_facts, "find_gpu", lambda _: device_facts.STAND_IN._replace(processors=programs))
+    monkeypatch.setattr(gpu, "find_gpu", lambda _: gpu.STAND_IN._replace(processors=programs))
     inputs = make_inputs(1, 3, 280, 8, 8, device)
     weight = torch.randn_like(inputs[0])
     exact = value_and_grads(truth.contract_broadcast, [x.double() for x in inputs], weight.double())

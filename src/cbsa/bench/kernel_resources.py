@@ -20,8 +20,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from cbsa.ops.kernels import device
-from cbsa.ops.kernels.device import GPU
+from cbsa.ops.kernels import gpu
+from cbsa.ops.kernels.gpu import GPU
 
 # Multiprocessors, shared memory and compute capability as the vendor's documents have them.
 GPUS = {
@@ -58,16 +58,16 @@ class Resources(NamedTuple):
     shared: int = 0
     error: str = ""
 
-    def fits(self, gpu: GPU) -> bool:
+    def fits(self, chip: GPU) -> bool:
         """Whether the kernel can be launched."""
-        return not self.error and self.shared <= gpu.shared_memory
+        return not self.error and self.shared <= chip.shared_memory
 
 
 class _Driver:
     """As much of a driver as compiling takes; a kernel keeps what was compiled for each device."""
 
-    def __init__(self, gpu: GPU) -> None:
-        self._arch = 10 * gpu.capability[0] + gpu.capability[1]
+    def __init__(self, chip: GPU) -> None:
+        self._arch = 10 * chip.capability[0] + chip.capability[1]
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self._arch, 32)
@@ -80,7 +80,7 @@ class _Driver:
 
 
 @contextmanager
-def compiled_for(gpu: GPU) -> Iterator[list[Resources]]:
+def compiled_for(chip: GPU) -> Iterator[list[Resources]]:
     """Within, kernels are compiled for the GPU instead of launched; gives a list of them, each once."""
     if knobs.runtime.interpret:
         raise RuntimeError("kernels are in Triton's interpreter; start Python without TRITON_INTERPRET=1")
@@ -99,10 +99,10 @@ def compiled_for(gpu: GPU) -> Iterator[list[Resources]]:
             found.append(_resources(kernel.fn.__name__, compiled))
 
     with (
-        mock.patch.object(driver, "_active", _Driver(gpu)),
+        mock.patch.object(driver, "_active", _Driver(chip)),
         mock.patch.object(JITFunction, "run", compile_only),
-        mock.patch.object(device, "find_gpu", lambda _: gpu),
-        mock.patch.object(device, "INTERPRETED", True),  # tokens on the CPU are welcome
+        mock.patch.object(gpu, "find_gpu", lambda _: chip),
+        mock.patch.object(gpu, "INTERPRETED", True),  # tokens on the CPU are welcome
     ):
         yield found
 

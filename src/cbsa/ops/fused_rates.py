@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cbsa.ops.custom import launched_on
 from cbsa.ops.kernels import rates
-from cbsa.ops.kernels.device import INTERPRETED
+from cbsa.ops.kernels.gpu import INTERPRETED
 from cbsa.ops.kernels.launch import unit_rows
 
 _TOKENS = 64  # of a block

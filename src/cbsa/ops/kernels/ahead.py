@@ -5,12 +5,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from cbsa.ops.kernels.device import gpu_of
+from cbsa.ops.kernels import gpu
 
 
 def launched_ahead(device: torch.device) -> dict[str, bool]:
     """Options that launch a kernel ahead of the end of the one before, where the device can."""
-    able = gpu_of(device).capability >= (9, 0)
+    able = gpu.find_gpu(device).capability >= (9, 0)
     return {"PDL": True, "launch_pdl": True} if able else {"PDL": False}
 
 

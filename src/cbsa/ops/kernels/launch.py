@@ -14,16 +14,17 @@ from torch import Tensor
 
 from cbsa.ops.kernels import backward, forward, whole
 from cbsa.ops.kernels.ahead import launched_ahead
-from cbsa.ops.kernels.device import gpu_of
+from cbsa.ops.kernels.gpu import processors_of, shared_memory_of
 from cbsa.ops.kernels.splits import Launch, best_split
 from cbsa.ops.kernels.sums import add_up
 
-_BLOCK_REPS, _BLOCK_WIDE_REPS = 64, 32  # of wide heads in float32
+_BLOCK_REPS, _SMALL_BLOCK_REPS = 64, 32  # the latter where wide heads would take more than there is
 _FEW_TOKENS = 256  # so many tokens are one program's work, however few the heads
 _FEW_SPLITS = 16  # so many are put together by the kernel that needs the result
 _MERGED = 8192  # numbers, of all splits, that a program puts together in one step
 _NARROW = 64  # dimensions of a head up to which everything is at its best
 _TENSOR_CORES_TAKE = 192 << 10  # shared memory that float32 takes on tensor cores, nearly exact
+_WIDE_HEADS_TAKE = 160 << 10  # the same of wide heads in 16 bits; small GPUs have 99 KiB
 _WIDE = torch.float32
 
 Kept = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -52,7 +53,7 @@ TUNED: dict[str, tuple[Launch, ...]] = {
 def is_whole(w: Tensor, m: int) -> bool:
     """Whether one program serves a whole head."""
     batch, heads, n, _ = w.shape
-    return not in_blocks(w, m) and (n <= _FEW_TOKENS or batch * heads >= gpu_of(w.device).processors)
+    return not in_blocks(w, m) and (n <= _FEW_TOKENS or batch * heads >= processors_of(w.device))
 
 
 def in_blocks(w: Tensor, m: int) -> bool:
@@ -62,7 +63,7 @@ def in_blocks(w: Tensor, m: int) -> bool:
 
 def fits(w: Tensor) -> bool:
     """Whether the kernels find enough shared memory: not for wide heads in float32 on small GPUs."""
-    return not _is_wide_single(w) or gpu_of(w.device).shared_memory >= _TENSOR_CORES_TAKE
+    return not _is_wide_single(w) or shared_memory_of(w.device) >= _TENSOR_CORES_TAKE
 
 
 def _is_wide_single(w: Tensor) -> bool:
@@ -70,16 +71,22 @@ def _is_wide_single(w: Tensor) -> bool:
     return w.element_size() == 4 and w.shape[-1] > _NARROW
 
 
+def _is_tight(w: Tensor) -> bool:
+    """Whether heads are wide, and shared memory is scarce: tokens have 32 bits, or the GPU is small."""
+    small = shared_memory_of(w.device) < _WIDE_HEADS_TAKE
+    return _is_wide_single(w) or (small and w.shape[-1] > _NARROW)
+
+
 def _block_reps(w: Tensor) -> int:
     """Representatives of a block, at most."""
-    return _BLOCK_WIDE_REPS if _is_wide_single(w) else _BLOCK_REPS
+    return _SMALL_BLOCK_REPS if _is_tight(w) else _BLOCK_REPS
 
 
 def _precision(w: Tensor) -> str:
     """How products are taken: of float32 tokens in three TF32 products where these fit, else one by one."""
     if w.element_size() < 4:
         return "tf32"
-    fit = _is_wide_single(w) or gpu_of(w.device).shared_memory >= _TENSOR_CORES_TAKE
+    fit = _is_wide_single(w) or shared_memory_of(w.device) >= _TENSOR_CORES_TAKE
     return "tf32x3" if fit else "ieee"
 
 
@@ -130,7 +137,7 @@ class Problem:
     def split(self, kernel: str, programs: int) -> tuple[dict[str, Any], int, int]:
         """A kernel's options, the tokens of a split, and the number of splits."""
         launches = self.launches(kernel)
-        launch, splits = best_split(launches, self.n, programs, gpu_of(self.w.device).processors)
+        launch, splits = best_split(launches, self.n, programs, processors_of(self.w.device))
         chunk = triton.cdiv(triton.cdiv(self.n, launch.block), splits) * launch.block
         return self.options(launch), chunk, triton.cdiv(self.n, chunk)
 
@@ -141,7 +148,7 @@ class Problem:
         """
         launch = self.launches(kernel)[0]
         blocks = triton.cdiv(self.n, launch.block)
-        programs = min(launch.programs * gpu_of(self.w.device).processors, self.programs * blocks)
+        programs = min(launch.programs * processors_of(self.w.device), self.programs * blocks)
         each, extra = divmod(self.programs * blocks, programs)
         return self.options(launch), programs, (each, extra, triton.cdiv(blocks - 1, each) + 1)
 
@@ -325,10 +332,12 @@ def _split_backward(
         u, splits = add_splits(u, None, torch.empty_like(delta)), 1
     grad_r, row_dot = torch.empty_like(delta), torch.empty_like(lse)
     grad_delta, kappa_c = (reps.new_empty(reps.shape) for _ in range(2))
+    # Of several blocks, loads ahead of their use would take more shared memory than there is.
+    resources = {} if call.blocks == 1 else {"num_warps": 8, "num_stages": 1}
     backward.contract_backward[(call.programs, call.blocks)](
         reps, delta, c, lse_c, u, step_rep, step_out, grad_r, grad_delta, kappa_c, row_dot, *steps,
         call.heads, call.m, splits, call.scale, call.scale2, *reps.stride()[:3],
-        **call.rows, **call.contraction, **call.ahead,
+        **call.rows, **call.contraction, **call.ahead, **resources,
     )  # fmt: skip
     spread(call, grad, (lse, kappa_c, grad_delta, row_dot), grad_r, of_tokens, grad_reps, call.ahead)
 

@@ -21,16 +21,23 @@ class GPU(NamedTuple):
 STAND_IN = GPU(processors=4, shared_memory=227 << 10, capability=(8, 0))  # for the interpreter's CPU
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def gpu_of(device: torch.device) -> GPU:
-    """The GPU that kernels are launched on."""
-    return find_gpu(device)
-
-
 @lru_cache
 def find_gpu(device: torch.device) -> GPU:
-    """Ask PyTorch, once."""
+    """The GPU that kernels are launched on."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return STAND_IN
     found = torch.cuda.get_device_properties(device)
     return GPU(found.multi_processor_count, found.shared_memory_per_block_optin, (found.major, found.minor))
+
+
+# Compiled code asks these two, and takes the answers for constants.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def processors_of(device: torch.device) -> int:
+    """Multiprocessors of the GPU."""
+    return find_gpu(device).processors
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def shared_memory_of(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have there."""
+    return find_gpu(device).shared_memory
