@@ -142,7 +142,9 @@ def spills_in_loops(code: str) -> int:
     innermost = [
         (first, last)
         for first, last in loops
-        if not any(first <= start and stop <= last and (start, stop) != (first, last) for start, stop in loops)
+        if not any(
+            first <= start and stop <= last and (start, stop) != (first, last) for start, stop in loops
+        )
     ]
     bodies = (instructions[first:last] for first, last in innermost)
     return sum("LDL" in instruction or "STL" in instruction for body in bodies for instruction in body)

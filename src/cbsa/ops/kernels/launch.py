@@ -18,13 +18,12 @@ from cbsa.ops.kernels.gpu import processors_of, shared_memory_of
 from cbsa.ops.kernels.splits import Launch, best_split
 from cbsa.ops.kernels.sums import add_up
 
-_BLOCK_REPS, _SMALL_BLOCK_REPS = 64, 32  # the latter where wide heads would take more than there is
+_BLOCK_REPS, _SMALL_BLOCK_REPS = 64, 32  # the latter where more would not fit, or spill
 _FEW_TOKENS = 256  # so many tokens are one program's work, however few the heads
 _FEW_SPLITS = 16  # so many are put together by the kernel that needs the result
 _MERGED = 8192  # numbers, of all splits, that a program puts together in one step
 _NARROW = 64  # dimensions of a head up to which everything is at its best
-_TENSOR_CORES_TAKE = 192 << 10  # shared memory that float32 takes on tensor cores, nearly exact
-_WIDE_HEADS_TAKE = 160 << 10  # the same of wide heads in 16 bits; small GPUs have 99 KiB
+_HALF_TAKES, _SINGLE_TAKES = 160 << 10, 192 << 10  # shared memory, of tokens in 16 and 32 bits at most
 _WIDE = torch.float32
 
 Kept = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -63,31 +62,19 @@ def in_blocks(w: Tensor, m: int) -> bool:
 
 def fits(w: Tensor) -> bool:
     """Whether the kernels find enough shared memory: not for wide heads in float32 on small GPUs."""
-    return not _is_wide_single(w) or shared_memory_of(w.device) >= _TENSOR_CORES_TAKE
+    return not (w.element_size() == 4 and w.shape[-1] > _NARROW and _is_small(w))
 
 
-def _is_wide_single(w: Tensor) -> bool:
-    """Whether tokens have wide heads in float32, which take most of a chip."""
-    return w.element_size() == 4 and w.shape[-1] > _NARROW
-
-
-def _is_tight(w: Tensor) -> bool:
-    """Whether heads are wide, and shared memory is scarce: tokens have 32 bits, or the GPU is small."""
-    small = shared_memory_of(w.device) < _WIDE_HEADS_TAKE
-    return _is_wide_single(w) or (small and w.shape[-1] > _NARROW)
+def _is_small(w: Tensor) -> bool:
+    """Whether the GPU has too little shared memory for blocks of 64 representatives, if heads are wide."""
+    return shared_memory_of(w.device) < (_SINGLE_TAKES if w.element_size() == 4 else _HALF_TAKES)
 
 
 def _block_reps(w: Tensor) -> int:
     """Representatives of a block, at most."""
-    return _SMALL_BLOCK_REPS if _is_tight(w) else _BLOCK_REPS
-
-
-def _precision(w: Tensor) -> str:
-    """How products are taken: of float32 tokens in three TF32 products where these fit, else one by one."""
-    if w.element_size() < 4:
-        return "tf32"
-    fit = _is_wide_single(w) or shared_memory_of(w.device) >= _TENSOR_CORES_TAKE
-    return "tf32x3" if fit else "ieee"
+    single, wide = w.element_size() == 4, w.shape[-1] > _NARROW
+    few = (single and wide) or ((single or wide) and _is_small(w))
+    return _SMALL_BLOCK_REPS if few else _BLOCK_REPS
 
 
 class Problem:
@@ -112,7 +99,8 @@ class Problem:
             "BM": min(_block_reps(w), max(16, triton.next_power_of_2(self.m))),
         }
         self.blocks = triton.cdiv(self.m, self.rows["BM"])  # of representatives
-        self.precision = {"PRECISION": _precision(w)}
+        # float32 is multiplied on tensor cores in three TF32 products, nearly exact
+        self.precision = {"PRECISION": "tf32x3" if w.element_size() == 4 else "tf32"}
         self.tokens = {"HAS_MASK": mask is not None, **self.precision}
         self.contraction = {"SOFTMAX": softmax, "REP_BLOCKS": self.blocks, **self.precision}
         self.ahead = launched_ahead(w.device)
@@ -122,7 +110,8 @@ class Problem:
         """The launches of a kernel to choose from; wide rows take smaller blocks and fewer stages."""
         tuned = TUNED[kernel] if self.v is None else TUNED.get(f"{kernel}_kv", TUNED[kernel])
         if self.w.element_size() == 4:
-            return tuple(x._replace(block=32, stages=1, registers=None) for x in tuned)
+            warps = 8 if _is_small(self.w) else 4  # with fewer representatives in a block, without spills
+            return tuple(x._replace(block=32, stages=1, warps=warps, registers=None) for x in tuned)
         if self.w.shape[-1] > _NARROW:
             return tuple(x._replace(block=64, stages=2, warps=8, registers=None) for x in tuned)
         return tuned
