@@ -292,7 +292,8 @@ def main() -> None:
         of_gpu = [row for row in rows if row.gpu == gpu]
         table.add_row(
             gpu, str(len(of_gpu)),
-            str(sum(row.spilled_bytes > 0 for row in of_gpu)), str(sum(row.spills_in_loops > 0 for row in of_gpu)),
+            str(sum(row.spilled_bytes > 0 for row in of_gpu)),
+            str(sum(row.spills_in_loops > 0 for row in of_gpu)),
             f"{max(row.shared_bytes for row in of_gpu):,}", str(sum(not row.fits for row in of_gpu)),
         )  # fmt: skip
     console.print(table)

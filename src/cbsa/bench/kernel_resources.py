@@ -101,7 +101,7 @@ def compiled_for(chip: GPU) -> Iterator[list[Resources]]:
     with (
         mock.patch.object(driver, "_active", _Driver(chip)),
         mock.patch.object(JITFunction, "run", compile_only),
-        mock.patch.object(gpu, "find_gpu", lambda _: chip),
+        mock.patch.object(gpu, "find_gpu", return_value=chip),
         mock.patch.object(gpu, "INTERPRETED", True),  # tokens on the CPU are welcome
     ):
         yield found
