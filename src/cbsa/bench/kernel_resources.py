@@ -85,7 +85,7 @@ def compiled_for(chip: GPU) -> Iterator[list[Resources]]:
     if knobs.runtime.interpret:
         raise RuntimeError("kernels are in Triton's interpreter; start Python without TRITON_INTERPRET=1")
     found: list[Resources] = []
-    seen = set()
+    seen: set[str] = set()
     launch = JITFunction.run
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
@@ -123,7 +123,8 @@ def _resources(name: str, compiled: Any) -> Resources:
 
 
 def _told(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    output: str = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return output
 
 
 def spills_in_loops(code: str) -> int:

@@ -31,13 +31,13 @@ def find_gpu(device: torch.device) -> GPU:
 
 
 # Compiled code asks these two, and takes the answers for constants.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def processors_of(device: torch.device) -> int:
     """Multiprocessors of the GPU."""
     return find_gpu(device).processors
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def shared_memory_of(device: torch.device) -> int:
     """Bytes of shared memory that a program may have there."""
     return find_gpu(device).shared_memory
