@@ -19,7 +19,7 @@ from tests.compare import (
 
 pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
 from cbsa.ops import fused
-from cbsa.ops.kernels import launch
+from cbsa.ops.kernels import gpu, launch
 
 NAMES = ("dw", "dreps", "dstep_rep", "dstep_out")
 # (B, H, N, m, d)
@@ -122,7 +122,7 @@ def test_programs_that_begin_in_one_head_and_end_in_another(regime, device, prog
     """Five blocks of tokens in each of three heads, dealt out over a few programs."""
     launches = (launch.TUNED["spread"][0]._replace(block=64, programs=1),)
     monkeypatch.setitem(launch.TUNED, "spread", launches)
-    monkeypatch.setattr(launch, "_processors", lambda device: programs)
+    monkeypatch.setattr(gpu, "find_gpu", lambda _: gpu.STAND_IN._replace(processors=programs))
     inputs = make_inputs(1, 3, 280, 8, 8, device)
     weight = torch.randn_like(inputs[0])
     exact = value_and_grads(truth.contract_broadcast, [x.double() for x in inputs], weight.double())
@@ -257,3 +257,37 @@ def test_what_it_cannot_do_is_refused(changes, message):
     inputs = make_inputs(1, 1, 20, 16, changes.get("d", 16), dtype=changes.get("dtype", torch.float32))
     with pytest.raises(ValueError, match=message):
         run(*inputs, contraction=changes.get("contraction", "softmax"), scale=changes.get("scale"))
+
+
+@pytest.mark.parametrize(
+    ("kilobytes", "d", "dtype", "reps"),
+    [
+        (227, 64, torch.bfloat16, 64),
+        (227, 128, torch.bfloat16, 64),
+        (163, 128, torch.bfloat16, 64),  # A100
+        (99, 64, torch.bfloat16, 64),  # L4, RTX 4090
+        (99, 128, torch.bfloat16, 32),
+        (227, 64, torch.float32, 64),
+        (163, 64, torch.float32, 32),
+        (227, 128, torch.float32, 32),
+        (163, 128, torch.float32, None),
+        (99, 128, torch.float32, None),
+    ],
+)
+def test_blocks_fit_the_shared_memory_of_the_gpu(kilobytes, d, dtype, reps, monkeypatch):
+    """Blocks of representatives, or None where there is no way (benchmarks/compile_kernels.py tells)."""
+    chip = gpu.STAND_IN._replace(shared_memory=kilobytes << 10)
+    monkeypatch.setattr(gpu, "find_gpu", lambda _: chip)
+    monkeypatch.setattr(gpu, "INTERPRETED", True)
+    w = torch.empty(1, 1, 5, d, dtype=dtype)
+    assert launch.fits(w) is (reps is not None)
+    if reps is None:
+        assert "too little shared memory" in fused.why_not(w, 1.0, "softmax")
+    else:
+        assert fused.why_not(w, 1.0, "softmax") is None
+        assert (
+            launch.Problem(w, None, torch.empty(1, 1, 300, d, dtype=dtype), None, 1.0, True).rows["BM"]
+            == reps
+        )
+        assert launch.in_blocks(w, reps + 1)
+        assert not launch.in_blocks(w, reps)

@@ -25,7 +25,7 @@ from tests.compare import (
 
 pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
 from cbsa.ops import fused_agent, fused_kv
-from cbsa.ops.kernels import launch
+from cbsa.ops.kernels import gpu, launch
 from tests.ops import test_fused
 
 regime = test_fused.regime  # forces a way to launch the kernels of CBSA*
@@ -151,7 +151,7 @@ def test_programs_that_begin_in_one_head_and_end_in_another(
     """Three blocks of tokens in each of three heads, dealt out over four programs."""
     launches = (launch.TUNED["spread"][0]._replace(block=64, programs=1),)
     monkeypatch.setitem(launch.TUNED, "spread", launches)
-    monkeypatch.setattr(launch, "_processors", lambda device: 4)
+    monkeypatch.setattr(gpu, "find_gpu", lambda _: gpu.STAND_IN._replace(processors=4))
     inputs = draw(1, 3, 150, 8, 8, **where)
     weight = torch.randn_like(inputs[0])
     exact = value_and_grads(truth, [x.double() for x in inputs], weight.double())

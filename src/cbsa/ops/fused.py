@@ -19,7 +19,7 @@ from cbsa.ops.custom import (
     no_second_derivative,
     token_major,
 )
-from cbsa.ops.kernels import launch
+from cbsa.ops.kernels import gpu, launch
 
 CONTRACTIONS = ("softmax", "none")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -53,7 +53,7 @@ def why_not(w: Tensor, scale: float, contraction: str) -> str | None:
         return f"does not support {w.dtype}"
     if w.shape[-1] > MAX_HEAD_DIM:
         return f"supports heads of up to {MAX_HEAD_DIM} dimensions, not {w.shape[-1]}"
-    if w.device.type != "cuda" and not launch.INTERPRETED:
+    if w.device.type != "cuda" and not gpu.INTERPRETED:
         return f"needs a GPU, but the tokens are on {w.device}"
     if not launch.fits(w):
         return (

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from cbsa.ops.custom import launched_on
 from cbsa.ops.kernels import rates
-from cbsa.ops.kernels.launch import INTERPRETED, unit_rows
+from cbsa.ops.kernels.gpu import INTERPRETED
+from cbsa.ops.kernels.launch import unit_rows
 
 _TOKENS = 64  # of a block
 _HALF = tl.float16 if INTERPRETED else tl.bfloat16  # Triton's interpreter has no bfloat16

@@ -1,17 +1,16 @@
 """Programmatic dependent launch: a kernel gets ready while the one before it runs, from Hopper on."""
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from cbsa.ops.kernels import gpu
 
-@lru_cache
+
 def launched_ahead(device: torch.device) -> dict[str, bool]:
     """Options that launch a kernel ahead of the end of the one before, where the device can."""
-    able = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+    able = gpu.find_gpu(device).capability >= (9, 0)
     return {"PDL": True, "launch_pdl": True} if able else {"PDL": False}
 
 

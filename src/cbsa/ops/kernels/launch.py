@@ -6,7 +6,6 @@ heads fill the device too, and what is gathered from them is put together in a f
 """
 
 import math
-import os
 from typing import Any
 
 import torch
@@ -15,18 +14,16 @@ from torch import Tensor
 
 from cbsa.ops.kernels import backward, forward, whole
 from cbsa.ops.kernels.ahead import launched_ahead
+from cbsa.ops.kernels.gpu import processors_of, shared_memory_of
 from cbsa.ops.kernels.splits import Launch, best_split
 from cbsa.ops.kernels.sums import add_up
 
-# Triton's interpreter runs the kernels on a CPU; it is chosen when they are imported.
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-_INTERPRETER_PROCESSORS = 4  # stands for a GPU's multiprocessors there
-_BLOCK_REPS, _BLOCK_WIDE_REPS = 64, 32  # of wide heads in float32
+_BLOCK_REPS, _SMALL_BLOCK_REPS = 64, 32  # the latter where more would not fit, or spill
 _FEW_TOKENS = 256  # so many tokens are one program's work, however few the heads
 _FEW_SPLITS = 16  # so many are put together by the kernel that needs the result
 _MERGED = 8192  # numbers, of all splits, that a program puts together in one step
 _NARROW = 64  # dimensions of a head up to which everything is at its best
-_TENSOR_CORES_TAKE = 192 << 10  # shared memory that float32 takes on tensor cores, nearly exact
+_HALF_TAKES, _SINGLE_TAKES = 160 << 10, 192 << 10  # shared memory, of tokens in 16 and 32 bits at most
 _WIDE = torch.float32
 
 Kept = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -55,7 +52,7 @@ TUNED: dict[str, tuple[Launch, ...]] = {
 def is_whole(w: Tensor, m: int) -> bool:
     """Whether one program serves a whole head."""
     batch, heads, n, _ = w.shape
-    return not in_blocks(w, m) and (n <= _FEW_TOKENS or batch * heads >= _processors(w.device))
+    return not in_blocks(w, m) and (n <= _FEW_TOKENS or batch * heads >= processors_of(w.device))
 
 
 def in_blocks(w: Tensor, m: int) -> bool:
@@ -65,25 +62,19 @@ def in_blocks(w: Tensor, m: int) -> bool:
 
 def fits(w: Tensor) -> bool:
     """Whether the kernels find enough shared memory: not for wide heads in float32 on small GPUs."""
-    return not _is_wide_single(w) or _shared_memory(w.device) >= _TENSOR_CORES_TAKE
+    return not (w.element_size() == 4 and w.shape[-1] > _NARROW and _is_small(w))
 
 
-def _is_wide_single(w: Tensor) -> bool:
-    """Whether tokens have wide heads in float32, which take most of a chip."""
-    return w.element_size() == 4 and w.shape[-1] > _NARROW
+def _is_small(w: Tensor) -> bool:
+    """Whether the GPU has too little shared memory for blocks of 64 representatives, if heads are wide."""
+    return shared_memory_of(w.device) < (_SINGLE_TAKES if w.element_size() == 4 else _HALF_TAKES)
 
 
 def _block_reps(w: Tensor) -> int:
     """Representatives of a block, at most."""
-    return _BLOCK_WIDE_REPS if _is_wide_single(w) else _BLOCK_REPS
-
-
-def _precision(w: Tensor) -> str:
-    """How products are taken: of float32 tokens in three TF32 products where these fit, else one by one."""
-    if w.element_size() < 4:
-        return "tf32"
-    fit = _is_wide_single(w) or _shared_memory(w.device) >= _TENSOR_CORES_TAKE
-    return "tf32x3" if fit else "ieee"
+    single, wide = w.element_size() == 4, w.shape[-1] > _NARROW
+    few = (single and wide) or ((single or wide) and _is_small(w))
+    return _SMALL_BLOCK_REPS if few else _BLOCK_REPS
 
 
 class Problem:
@@ -108,7 +99,8 @@ class Problem:
             "BM": min(_block_reps(w), max(16, triton.next_power_of_2(self.m))),
         }
         self.blocks = triton.cdiv(self.m, self.rows["BM"])  # of representatives
-        self.precision = {"PRECISION": _precision(w)}
+        # float32 is multiplied on tensor cores in three TF32 products, nearly exact
+        self.precision = {"PRECISION": "tf32x3" if w.element_size() == 4 else "tf32"}
         self.tokens = {"HAS_MASK": mask is not None, **self.precision}
         self.contraction = {"SOFTMAX": softmax, "REP_BLOCKS": self.blocks, **self.precision}
         self.ahead = launched_ahead(w.device)
@@ -118,7 +110,8 @@ class Problem:
         """The launches of a kernel to choose from; wide rows take smaller blocks and fewer stages."""
         tuned = TUNED[kernel] if self.v is None else TUNED.get(f"{kernel}_kv", TUNED[kernel])
         if self.w.element_size() == 4:
-            return tuple(x._replace(block=32, stages=1, registers=None) for x in tuned)
+            warps = 8 if _is_small(self.w) else 4  # with fewer representatives in a block, without spills
+            return tuple(x._replace(block=32, stages=1, warps=warps, registers=None) for x in tuned)
         if self.w.shape[-1] > _NARROW:
             return tuple(x._replace(block=64, stages=2, warps=8, registers=None) for x in tuned)
         return tuned
@@ -133,7 +126,7 @@ class Problem:
     def split(self, kernel: str, programs: int) -> tuple[dict[str, Any], int, int]:
         """A kernel's options, the tokens of a split, and the number of splits."""
         launches = self.launches(kernel)
-        launch, splits = best_split(launches, self.n, programs, _processors(self.w.device))
+        launch, splits = best_split(launches, self.n, programs, processors_of(self.w.device))
         chunk = triton.cdiv(triton.cdiv(self.n, launch.block), splits) * launch.block
         return self.options(launch), chunk, triton.cdiv(self.n, chunk)
 
@@ -144,7 +137,7 @@ class Problem:
         """
         launch = self.launches(kernel)[0]
         blocks = triton.cdiv(self.n, launch.block)
-        programs = min(launch.programs * _processors(self.w.device), self.programs * blocks)
+        programs = min(launch.programs * processors_of(self.w.device), self.programs * blocks)
         each, extra = divmod(self.programs * blocks, programs)
         return self.options(launch), programs, (each, extra, triton.cdiv(blocks - 1, each) + 1)
 
@@ -328,10 +321,12 @@ def _split_backward(
         u, splits = add_splits(u, None, torch.empty_like(delta)), 1
     grad_r, row_dot = torch.empty_like(delta), torch.empty_like(lse)
     grad_delta, kappa_c = (reps.new_empty(reps.shape) for _ in range(2))
+    # Of several blocks, loads ahead of their use would take more shared memory than there is.
+    resources = {} if call.blocks == 1 else {"num_warps": 8, "num_stages": 1}
     backward.contract_backward[(call.programs, call.blocks)](
         reps, delta, c, lse_c, u, step_rep, step_out, grad_r, grad_delta, kappa_c, row_dot, *steps,
         call.heads, call.m, splits, call.scale, call.scale2, *reps.stride()[:3],
-        **call.rows, **call.contraction, **call.ahead,
+        **call.rows, **call.contraction, **call.ahead, **resources,
     )  # fmt: skip
     spread(call, grad, (lse, kappa_c, grad_delta, row_dot), grad_r, of_tokens, grad_reps, call.ahead)
 
@@ -399,22 +394,6 @@ def add_splits(parts: Tensor, more: Tensor | None, total: Tensor) -> Tensor:
 def _splits_at_once(splits: int) -> int:
     """Splits that are added up in one step."""
     return min(64, triton.next_power_of_2(splits))
-
-
-@torch.compiler.assume_constant_result
-def _processors(device: torch.device) -> int:
-    """Multiprocessors of the device."""
-    if device.type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_properties(device).multi_processor_count
-    return _INTERPRETER_PROCESSORS
-
-
-@torch.compiler.assume_constant_result
-def _shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have."""
-    if device.type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return _TENSOR_CORES_TAKE
 
 
 def unit_rows(x: Tensor) -> Tensor:
