@@ -171,7 +171,10 @@ def far_pooling(dtype: torch.dtype, n: int, m: int) -> None:
 
 def rates(dtype: torch.dtype, n: int, d: int) -> None:
     """Coding rates of the heads."""
-    fused_rates.head_coding_rates(tokens(n, d, dtype).detach(), 0.1)
+    w, side = tokens(n, d, dtype).detach(), fused_rates.gram_size(d)
+    grams = torch.empty(*w.shape[:2], 2, side, side)
+    fused_rates.head_grams(w, grams)
+    fused_rates.half_log_determinants(grams, d / (n * 0.1**2))
 
 
 OPERATORS: dict[str, Callable[..., None]] = {

@@ -55,9 +55,9 @@ def test_every_kernel_is_compiled_and_fits(rows):
 
 
 def test_none_spills_much_where_it_costs_time(rows):
-    """Heads of 128 dimensions do a little; outside of loops others do too, with all registers of a thread."""
+    """Wide heads do a little; outside of loops others do too, with all registers that a launch allows."""
     assert [row for row in rows if int(row["spills_in_loops"]) > 32] == []
-    assert all(int(row["registers"]) >= 168 for row in rows if row["spilled_bytes"] != "0")
+    assert all(int(row["registers"]) >= 128 for row in rows if row["spilled_bytes"] != "0")
 
 
 def test_spills_in_innermost_loops_are_counted():
