@@ -16,8 +16,10 @@ import cbsa
 from cbsa.cli.shipped import weights_grid
 from cbsa.data import DataConfig, normalise
 from cbsa.data.transforms import EvalTransform
+from cbsa.experiments.subjects import open_subjects
 from cbsa.explain import photographs
 from cbsa.models import MODELS, SHIPPED, create_model
+from cbsa.models.shipped import shipped_name
 from cbsa.train.assess import assess
 from cbsa.train.card import write_card
 from cbsa.train.trained import find_trained
@@ -63,6 +65,12 @@ def photograph(entry):
         img_size=cfg["input_size"][1], crop_pct=cfg["crop_pct"], interpolation=cfg["interpolation"]
     )
     return normalise(EvalTransform(data)(photographs()[0][1])[None], cfg["mean"], cfg["std"])
+
+
+def test_results_name_what_ships_and_not_where_it_lies():
+    subject, *_ = open_subjects([CBT])
+    assert subject.describe()["weights"] == CBT
+    assert shipped_name(Path("elsewhere.safetensors")) is None
 
 
 def test_what_ships():

@@ -13,6 +13,7 @@ from torch import Tensor
 from cbsa.experiments import digits
 from cbsa.experiments.images import ImageChoice, LabelledImages
 from cbsa.models import Transformer
+from cbsa.models.shipped import shipped_name
 from cbsa.report.style import UNTRAINED
 from cbsa.train.trained import Trained, open_trained
 
@@ -52,10 +53,11 @@ class Subject:
 
     def describe(self) -> dict[str, Any]:
         """Where the numbers of a result come from."""
+        weights = self.trained.weights
         return {
             "model": self.label,
             "architecture": self.trained.architecture,
-            "weights": None if self.trained.weights is None else str(self.trained.weights),
+            "weights": None if weights is None else shipped_name(weights) or str(weights),
             "parameters": sum(p.numel() for p in self.trained.model.parameters()),
         }
 

@@ -16,6 +16,7 @@ from cbsa._checks import check_int
 from cbsa.analysis import Anatomy
 from cbsa.data import DataConfig
 from cbsa.models import MODELS, SHIPPED, Transformer
+from cbsa.models.shipped import shipped_name
 from cbsa.train.initial import read_json
 from cbsa.train.run_folder import read_summary
 from cbsa.train.trained import Trained, build_trained, find_trained, open_trained, split_label
@@ -229,8 +230,7 @@ def _source(trained: Trained) -> str:
         return trained.run.name
     if trained.weights is None:
         return "random weights, not trained"
-    shipped = next((entry for entry in SHIPPED.values() if entry.file == trained.weights), None)
-    return trained.weights.name if shipped is None else shipped.name
+    return shipped_name(trained.weights) or trained.weights.name
 
 
 def _classes_of_imagenet(model: Any) -> tuple[str, ...]:

@@ -77,3 +77,8 @@ def shipped_or_path(given: str | Path) -> Path:
     """The folder of weights that ship with the package, if they have this name, or else the path itself."""
     path = Path(given)
     return SHIPPED[str(given)].folder if str(given) in SHIPPED and not path.exists() else path
+
+
+def shipped_name(weights: Path) -> str | None:
+    """Name of the entry whose file these weights are; None if they do not ship."""
+    return next((entry.name for entry in SHIPPED.values() if entry.file == weights), None)
