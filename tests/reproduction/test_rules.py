@@ -92,6 +92,12 @@ def test_small_models_stand_in_until_larger_ones_are_there(tmp_path):
     small = judge(CLAIMS["fair-t"], tmp_path)
     assert (small.finding.verdict, small.finding.is_small) == (FAILS, True)
     assert small.finding.measured.startswith("CIFAR-10, 32 px, width 64")
+    for seeds, expected in ((2, PARTLY), (3, HOLDS)):
+        for name, top1 in FAIR.items():
+            put_run(tmp_path, f"fair/{name}-t/seed{seeds - 1}", top1, scale="pocket")
+            put_run(tmp_path, f"fair/{name}-t/seed0", top1, scale="pocket")
+        assert verdict(tmp_path, "fair-t") == expected
+    small = judge(CLAIMS["fair-t"], tmp_path)
     for name in list(FAIR)[:-1]:
         put_run(tmp_path, f"fair/{name}-t/seed0", FAIR[name])
     assert judge(CLAIMS["fair-t"], tmp_path) == small  # the larger scale is not whole: scales do not mix

@@ -277,4 +277,5 @@ def test_scales_keep_to_folders_of_their_own(tmp_path):
     given = tmp_path / "out"
     assert folders_of("fair", None, None) == (Path("outputs/studies"), Path("outputs/studies-work"))
     assert folders_of("pocket", None, None) == (Path("outputs/pocket"), Path("outputs/pocket-work"))
+    assert folders_of("pocket/gap", None, None) == folders_of("pocket", None, None)
     assert folders_of("pocket", given, None) == (given, Path("outputs/pocket-work"))

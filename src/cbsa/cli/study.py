@@ -95,7 +95,8 @@ def folders_of(name: str, out: Path | None, work: Path | None) -> tuple[Path, Pa
     """Folders of results and runs: those given, or a pair of the study's scale, so that scales do not mix."""
     from cbsa.studies.manifest import scale_names
 
-    default = OUT.parent / name if name in scale_names() else OUT
+    scale = name.partition("/")[0]
+    default = OUT.parent / scale if scale in scale_names() else OUT
     return out or default, work or default.with_name(f"{default.name}-work")
 
 

@@ -160,7 +160,7 @@ def remarks(lines: Sequence[Line], study: Study) -> tuple[str, ...]:
         notes.append(f"Best rate at the edge of those tried: {', '.join(edges)}")
     if missing:
         shown = ", ".join(missing[:6]) + (", …" if len(missing) > 6 else "")
-        notes.append(f"Missing {len(missing)} of the jobs: {shown} (cbsa study {study.name} --data …)")
+        notes.append(f"Missing {len(missing)} of the jobs: {shown} (cbsa study {study.reference} --data …)")
     return tuple(notes)
 
 

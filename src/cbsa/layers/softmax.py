@@ -4,14 +4,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_PLAIN_WEIGHTS = 1 << 26  # numbers in the matrix of weights up to which plain products may hold it
+_SHORT = 512  # tokens up to which plain products are faster
+_HELD = 1 << 26  # numbers in the matrix of weights that they may hold
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Attend from q (B, H, M, p) to k and v (B, H, N, p) of real tokens, ``mask`` (B, N), by fused kernels.
 
-    In 16 bits on a CPU the backward of PyTorch's kernel takes two to seven times as long as plain products
-    (docs/benchmarks.md): training takes these while the weights are few, with a softmax in float32.
+    In bfloat16 on a CPU the backward of PyTorch's kernel takes two to eight times as long as plain products
+    while tokens are few (docs/benchmarks.md): training takes these then, with a softmax in float32.
     """
     keys = _key_mask(mask)
     if not _trains_faster_plainly(q, k):
@@ -28,8 +29,9 @@ def _trains_faster_plainly(q: Tensor, k: Tensor) -> bool:
         q.requires_grad
         and torch.is_grad_enabled()
         and q.device.type == "cpu"
-        and q.dtype in (torch.bfloat16, torch.float16)
-        and q.shape[:-1].numel() * k.shape[-2] <= _PLAIN_WEIGHTS
+        and q.dtype == torch.bfloat16
+        and k.shape[-2] <= _SHORT
+        and q.shape[:-1].numel() * k.shape[-2] <= _HELD
     )
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from cbsa._checks import check_choice
 from cbsa.studies.data_sets import DATA_SETS
 
+MANIFESTS = Path(__file__).parent / "manifests"  # those of the package
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -134,6 +136,12 @@ class Study:
     def path(self) -> Path:
         """The manifest."""
         return Path(self.folder) / f"{self.name}.toml"
+
+    @property
+    def reference(self) -> str:
+        """What ``cbsa study`` calls it: its name, behind that of its scale if it is no study of ``all``."""
+        folder = Path(self.folder)
+        return f"{folder.name}/{self.name}" if folder.parent == MANIFESTS else self.name
 
     def entry(self, name: str) -> Entry:
         """The entry of a name."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from cbsa._checks import check_choice
 from cbsa.studies.analyses import check_analysis
 from cbsa.studies.data_sets import DATA_SETS
-from cbsa.studies.description import Entry, Study
+from cbsa.studies.description import MANIFESTS, Entry, Study
 from cbsa.studies.jobs import SPEED, TRAIN, TUNE, AnalysisJob, Job
 from cbsa.train import from_dict
 
@@ -33,7 +33,7 @@ __all__ = [
     "tuned_like",
     "tuning_of",
 ]
-FOLDER = Path(__file__).parent / "manifests"
+FOLDER = MANIFESTS
 
 
 def study_names(folder: Path = FOLDER) -> list[str]:
