@@ -213,5 +213,7 @@ def test_mistakes_are_named(tmp_path, text, message):
 def test_unknown_studies_are_named():
     with pytest.raises(ValueError, match="did you mean 'fair'"):
         read_study("fare")
+    with pytest.raises(ValueError, match="did you mean 'pocket'"):
+        read_studies("pockett")
     with pytest.raises(FileNotFoundError, match=r"no\.toml"):
         read_study("no.toml")

@@ -72,6 +72,8 @@ def read_studies(name: str) -> list[Study]:
     """
     folder = FOLDER if name == "all" else FOLDER / name if name in scale_names() else Path(name)
     if name != "all" and not folder.is_dir():
+        if "/" not in name and Path(name).suffix != ".toml":
+            check_choice("study", name, [*study_names(), "all", *scale_names()])
         return [read_study(name)]
     studies = [read_study(found, folder) for found in study_names(folder)]
     return [study for study in studies if study.order] or studies
