@@ -3,6 +3,7 @@
 import fnmatch
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,13 +12,13 @@ import torch
 
 from cbsa._checks import check_choice, check_int
 from cbsa.bench.compiling import fresh_compiler
+from cbsa.bench.crew import PROCESS_ENDED, Alone, Crew
 from cbsa.bench.gate import refusal
 from cbsa.bench.model_forms import COMPILATIONS, MODES, PRECISIONS, Form, prepare
 from cbsa.bench.origin import CODE, command_line, describe_environment
 from cbsa.bench.resident import peak_resident_bytes, reset_peak, resident_bytes
 from cbsa.bench.results import DONE, NOT_RUN, REFUSED, Results, Row, open_results, ratio
 from cbsa.bench.timing import describe, measure, recover
-from cbsa.bench.warm import compile_ahead, compile_form
 
 KEY = ("model", "img_size", "batch", "mode", "precision", "compilation", "num_classes")
 SIZES = ("tiny", "small", "base", "large")
@@ -146,7 +147,8 @@ def run(
         config: what to measure.
         out: folder of the results.
         fresh: forget what ``out`` holds.
-        jobs: compile ahead in so many processes.
+        jobs: prepare rows, which is to compile and to check, in so many processes at once; time is taken in
+            one of them while the others wait. Up to 1: all in this process.
         say: is told what is happening.
         advance: is called once for each row, measured or found.
         file: name of the results; by default that of their kind.
@@ -156,18 +158,17 @@ def run(
     results, note = open_results(path, config.kind, KEY, environment, command_line(), fresh)
     if note:
         say(note)
-    if config.compilation != "none":
-        tasks = [(form, str(config.device)) for form in config.forms() if is_missing(results, form)]
-        compile_ahead(compile_form, tasks, jobs, say)
-    for form in config.forms():
-        if is_missing(results, form):
-            say(f"{form.name}, {form.img_size} px, {form.mode}, batch {form.batch}")
-            reason = config.why_not(form, results.rows)
-            row = not_run(form, reason) if reason else measure_form(form, config.device, config.seconds)
-            results.put(row)
-            config.compare(results.rows)
-            results.save(path)
+    todo = [form for form in config.forms() if is_missing(results, form)]
+    for _ in range(len(list(config.forms())) - len(todo)):
         advance()
+    count = max(1, min(jobs, len(todo)))
+    with Crew(measure_form, count) if count > 1 else nullcontext() as crew:
+        for start in range(0, len(todo), count):
+            for row in _measure_some(todo[start : start + count], config, results.rows, crew, say):
+                results.put(row)
+                config.compare(results.rows)
+                results.save(path)
+                advance()
     return results
 
 
@@ -177,13 +178,36 @@ def is_missing(results: Results, form: Form) -> bool:
     return found is None or found["status"] == NOT_RUN
 
 
+def _measure_some(
+    forms: Sequence[Form],
+    config: Config,
+    rows: Sequence[Row],
+    crew: Crew | None,
+    say: Callable[[str], object],
+) -> Iterator[Row]:
+    """Rows of forms: each in turn in this process, or all of them prepared side by side."""
+    reasons = [config.why_not(form, rows) for form in forms]
+    chosen = [form for form, reason in zip(forms, reasons, strict=True) if reason is None]
+    for form, reason in zip(forms, reasons, strict=True):
+        if reason is not None:
+            yield not_run(form, reason)
+    say("; ".join(f"{f.name}, {f.img_size} px, {f.mode}, batch {f.batch}" for f in chosen))
+    if crew is None:
+        for form in chosen:
+            yield measure_form(form, config.device, config.seconds)
+        return
+    tasks = [(form, config.device, config.seconds) for form in chosen]
+    for form, row in zip(chosen, crew.measure(tasks), strict=True):
+        yield row if row is not None else not_run(form, PROCESS_ENDED)
+
+
 def not_run(form: Form, reason: str) -> Row:
     """The row of a form that is not run."""
     return {**row_key(form), "status": NOT_RUN, "reason": reason, "errors": []}
 
 
-def measure_form(form: Form, device: torch.device, seconds: float) -> Row:
-    """One row: build, check, time.
+def measure_form(form: Form, device: torch.device, seconds: float, alone: Alone = nullcontext) -> Row:
+    """One row: build, check, time; the last in the context of ``alone``.
 
     Its memory is that of a call with model and images. On a CPU, ``process_bytes`` is besides the largest
     resident set of the process, Python and the check included.
@@ -194,27 +218,36 @@ def measure_form(form: Form, device: torch.device, seconds: float) -> Row:
     allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     before = resident_bytes() if on_cpu else allocated
     reset_peak()
-    benchmark = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
     try:
         with fresh_compiler():
             call, checks = prepare(form, device)
             checking = peak_resident_bytes()
+            recover()  # what the check held is there for others who prepare at the same time
             row["errors"] = [check.as_dict() for check in checks]
             if (reason := refusal(checks)) is not None:
                 row["status"], row["reason"] = REFUSED, reason
             else:
                 # One image after another is what a model does in use: its weights may stay in the cache.
-                timing = measure([call], device, seconds=seconds, flush=False, baseline_bytes=before)
+                with alone(), _chosen_convolutions():
+                    timing = measure([call], device, seconds=seconds, flush=False, baseline_bytes=before)
                 row.update(timing.as_row(), images_s=1e3 * form.batch / timing.median_ms)
                 if on_cpu and checking is not None:
                     row["process_bytes"] = max(checking, peak_resident_bytes() or 0)
     except Exception as error:  # whatever a model, a compiler or a capture raises costs this row alone
         row["status"], row["reason"] = NOT_RUN, describe(error)
-    finally:
-        torch.backends.cudnn.benchmark = benchmark
     recover()
     return row
+
+
+@contextmanager
+def _chosen_convolutions() -> Iterator[None]:
+    """cuDNN tries its algorithms: where nothing else runs, so that it chooses well."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _compare(rows: Sequence[Row]) -> None:

@@ -1,4 +1,4 @@
-"""Compile ahead, in several processes at once: PyTorch's caches on disk then serve the one that measures.
+"""Compile operators ahead, in several processes at once: caches on disk then serve the one that measures.
 
 Compilation takes most of the time of a benchmark and one core of the machine. What fails here fails again,
 and is reported, where it is measured.
@@ -16,7 +16,6 @@ import torch
 from cbsa.bench.candidates import CANDIDATES
 from cbsa.bench.compiling import fresh_compiler
 from cbsa.bench.geometry import BOTH, Geometry
-from cbsa.bench.model_forms import Form, prepare
 
 _THREADS = "2"  # of the compiler in each process
 
@@ -37,12 +36,6 @@ def compile_ahead(
         for future in as_completed([pool.submit(work, *task) for task in tasks]):
             succeeded += future.exception() is None
     return succeeded
-
-
-def compile_form(form: Form, device: str) -> None:
-    """Compile a model as it will be timed, by running it once."""
-    with fresh_compiler():
-        prepare(form, torch.device(device))
 
 
 def compile_candidate(name: str, geometry: Geometry, dtype: torch.dtype, device: str, mode: str) -> None:

@@ -26,7 +26,7 @@ ImageSizes = Annotated[str, typer.Option("--sizes", help="Resolutions in pixels,
 ModelModes = Annotated[str, typer.Option("--modes", help="inference, training, or both of them.")]
 Batch = Annotated[str, typer.Option(help="Images at a time: large (by tokens), numbers, or both.")]
 Precision = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
-Jobs = Annotated[int, typer.Option(help="Compile ahead in so many processes at once; 0 for none.")]
+Jobs = Annotated[int, typer.Option(help="Compile in so many processes at once; 0 for none but this one.")]
 DEFAULT_OUT = Path("outputs/bench")
 
 
@@ -205,6 +205,7 @@ def scale(
         float, typer.Option(help="Seconds a call may take; what would take longer is not run.")
     ] = 20.0,
     seconds: Seconds = 0.5,
+    jobs: Jobs = 0,
     fresh: Fresh = False,
     plots: Plots = True,
 ) -> None:
@@ -224,7 +225,7 @@ def scale(
             seconds=positive(seconds),
             longest=longest,
         )
-    _measure_forms(config, "Scale", out, 0, fresh, plots)
+    _measure_forms(config, "Scale", out, jobs, fresh, plots)
 
 
 @app.command("plot")

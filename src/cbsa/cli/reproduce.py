@@ -106,7 +106,9 @@ def table_throughput(
     precision: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile the blocks.")] = True,
     seconds: Annotated[float, typer.Option(help="Time spent on each number.")] = 0.5,
-    jobs: Annotated[int, typer.Option(help="Compile ahead in so many processes; 0 for none.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(help="Compile in so many processes at once; 0 for none but this one.")
+    ] = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything anew.")] = False,
 ) -> None:
     """Measure images per second of CBT, ViT, CRATE and ToST at 512 px (table wall-clock)."""
