@@ -121,3 +121,17 @@ def test_models_are_held_to_float32_logits_and_gradients():
             assert (check.what, check.passed) == (f"gradient of {told}", False)
         assert not check_gradients({**plain, name: None}, truths, plain, torch.bfloat16).passed
     assert str(Check("output", 0.5, 0.25)) == "output errs by 0.5, allowed 0.25"
+
+
+def test_a_kind_that_happens_to_err_little_is_not_held_to_that():
+    """Four kinds whose plain gradients err by a tenth, one by nothing: that one may err as they do."""
+    truths = {f"blocks.0.{name}": torch.ones(50) for name in "abcde"}
+    plain = {name: 1.1 * truth for name, truth in truths.items()}
+    plain["blocks.0.e"] = torch.ones(50)
+    mine = {**plain, "blocks.0.e": 1.1 * torch.ones(50)}
+    check = check_gradients(mine, truths, plain, torch.bfloat16)
+    assert check.passed
+    assert check.allowed == pytest.approx(0.3)
+    mine["blocks.0.e"] = 1.5 * torch.ones(50)
+    check = check_gradients(mine, truths, plain, torch.bfloat16)
+    assert (check.what, check.passed) == ("gradient of blocks.*.e", False)

@@ -37,7 +37,7 @@ def test_against_the_naive_formula(shape, eps, device):
 
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)
-@pytest.mark.parametrize(("width", "tolerance"), [(1e-2, 1e-3), (1e-3, 2e-2)])
+@pytest.mark.parametrize(("width", "tolerance"), [(1e-2, 4e-3), (1e-3, 2e-2)])
 def test_tokens_near_a_line(width, tolerance, device):
     """Compressed tokens, where the Gram matrix is far from well conditioned: the stated precision holds."""
     line = torch.randn(32, device=device)

@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -167,17 +168,21 @@ def check_gradients(actual: Gradients, truth: Gradients, plain: Gradients, dtype
     """Compare gradients with the float32 model's: the check of those that are worst for what is allowed.
 
     Those of one kind, the same parameter in all blocks, are taken together: the error of a few numbers is a
-    matter of luck. One that is missing errs infinitely.
+    matter of luck. With a single image the plain model's own error of a kind is one too, so a kind may err as
+    much as half of the kinds do in the plain model. One that is missing errs infinitely.
     """
     missing = [name for name in truth if actual.get(name) is None or truth[name] is None]
     if missing:
         return Check(f"gradient of {missing[0]}", math.inf, 0.0)
+    kinds = {kind: [name for name in truth if _kind(name) == kind] for kind in map(_kind, truth)}
+    errors = {
+        kind: [_relative_error(_joined(grads, names), _joined(truth, names)) for grads in (actual, plain)]
+        for kind, names in kinds.items()
+    }
+    usual = statistics.median(theirs for _, theirs in errors.values()) if errors else 0.0
     worst = Check("gradients", 0.0, 1.0)
-    for kind in dict.fromkeys(map(_kind, truth)):
-        names = [name for name in truth if _kind(name) == kind]
-        mine, exact, theirs = (_joined(grads, names) for grads in (actual, truth, plain))
-        allowed = _allowed(_relative_error(theirs, exact), dtype)
-        found = Check(f"gradient of {kind}", _relative_error(mine, exact), allowed)
+    for kind, (mine, theirs) in errors.items():
+        found = Check(f"gradient of {kind}", mine, _allowed(max(theirs, usual), dtype))
         if not found.passed or found.error * worst.allowed > worst.error * found.allowed:
             worst = found
         if not found.passed:

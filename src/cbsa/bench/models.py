@@ -220,7 +220,8 @@ def measure_form(form: Form, device: torch.device, seconds: float, alone: Alone 
     reset_peak()
     try:
         with fresh_compiler():
-            call, checks = prepare(form, device)
+            with _convolutions(deterministic=True, benchmark=False):
+                call, checks = prepare(form, device)
             checking = peak_resident_bytes()
             recover()  # what the check held is there for others who prepare at the same time
             row["errors"] = [check.as_dict() for check in checks]
@@ -228,7 +229,7 @@ def measure_form(form: Form, device: torch.device, seconds: float, alone: Alone 
                 row["status"], row["reason"] = REFUSED, reason
             else:
                 # One image after another is what a model does in use: its weights may stay in the cache.
-                with alone(), _chosen_convolutions():
+                with alone(), _convolutions(deterministic=False, benchmark=True):
                     timing = measure([call], device, seconds=seconds, flush=False, baseline_bytes=before)
                 row.update(timing.as_row(), images_s=1e3 * form.batch / timing.median_ms)
                 if on_cpu and checking is not None:
@@ -240,14 +241,19 @@ def measure_form(form: Form, device: torch.device, seconds: float, alone: Alone 
 
 
 @contextmanager
-def _chosen_convolutions() -> Iterator[None]:
-    """cuDNN tries its algorithms: where nothing else runs, so that it chooses well."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+def _convolutions(deterministic: bool, benchmark: bool) -> Iterator[None]:
+    """How cuDNN chooses its algorithms.
+
+    It is to try them where nothing else runs, when the time is taken. PyTorch remembers its choice for each
+    set of sizes and flags, be it tried or guessed: so what comes before has another flag.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = deterministic, benchmark
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        cudnn.deterministic, cudnn.benchmark = before
 
 
 def _compare(rows: Sequence[Row]) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from cbsa.reproduction.claims.speed import MODELS, OPS
 from cbsa.reproduction.page import link
 
 _HEAD = """# The paper's figures, drawn anew
@@ -52,15 +53,20 @@ PICTURES = (
         "The operator on an H200",
         "Milliseconds against the number of tokens, at about the same number of tokens in all: CBSA is "
         "flat, softmax attention grows with the length.",
-        "cbsa bench ops --seconds 0.05 --jobs 12 --no-plots --out benchmarks/results/h200",
+        OPS,
     ),
     Picture(
         "benchmarks/results/h200/models-large.png",
         "Table wall-clock, as a picture: models on an H200",
         "Images per second of CBT-S, ViT-S, CRATE-S and ToST-S against the resolution, in inference and "
         "training.",
-        "cbsa bench models --models 'cbt_small*,vit_small*,crate_small*,tost_small*' --batch large --out "
-        "benchmarks/results/h200",
+        MODELS,
+    ),
+    Picture(
+        "benchmarks/results/h200/models-batch1.png",
+        "The same, one image at a time",
+        "At 224 px all of them wait for launches of small kernels; the longer the sequence, the less.",
+        MODELS,
     ),
     Picture(
         "docs/images/tiny-imagenet-coding-rate.png",
