@@ -7,12 +7,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from cbsa.analysis import coding_rates
+from cbsa.analysis import coding_rates, rate_points
 from tests import truth
 from tests.analysis.models import pixels, small_model, states
-from tests.compare import DEVICES, assert_close
+from tests.compare import DEVICES, KERNEL_DEVICES, assert_close
 
 FIELDS = ("input", "attention", "feed_forward")
+LEARNED = {"attention_kwargs": {"init": "learned"}}
 
 
 def head(linear, x, h, p):
@@ -52,7 +53,7 @@ def test_rates_are_the_definition(attention, size, eps):
 @torch.no_grad()
 def test_learned_representatives_are_no_tokens():
     """The layer projects them too, after its tokens."""
-    model, images = small_model(depth=2, attention_kwargs={"init": "learned"}), pixels(20, 12)
+    model, images = small_model(depth=2, **LEARNED), pixels(20, 12)
     plain, _ = rates_by_definition(model, images, 0.1)
     assert_close(coding_rates(model, images).input, plain[:, 0], 1e-10)
 
@@ -94,6 +95,39 @@ def test_single_precision_is_close(device):
         assert getattr(rates, field).device.type == device
         tolerance = 1e-4 if device == "cpu" else 1e-3  # kernels take TF32 products
         assert_close(getattr(rates, field).cpu(), getattr(expected, field), tolerance)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"attention": "mssa"}, {"attention": "mhsa"}, {"feed_forward": "mlp"}, LEARNED],
+    ids=str,
+)
+def test_kernels_measure_the_same(options, monkeypatch):
+    """In Triton's interpreter what a GPU would run: norms, Gram matrices, determinants and counts."""
+    pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
+    device = KERNEL_DEVICES[0]
+    model, images = small_model(**options).float().to(device), pixels(20, 12).float().to(device)
+    batches = [images, images[:1]]
+    monkeypatch.setattr(rate_points, "kernels_run_on", lambda device: False)
+    expected = coding_rates(model, batches)
+    monkeypatch.setattr(rate_points, "kernels_run_on", lambda device: True)
+    made = []
+    monkeypatch.setattr(rate_points.KernelPoints, "after", counted(rate_points.KernelPoints.after, made))
+    rates = coding_rates(model, batches)
+    assert len(made) == 2 * len(rates.sparsity)
+    for field in FIELDS:
+        assert_close(getattr(rates, field), getattr(expected, field), 1e-3)
+    torch.testing.assert_close(rates.sparsity, expected.sparsity, rtol=0, atol=0, equal_nan=True)
+
+
+def counted(function, calls):
+    """The function, and an entry in ``calls`` for each call."""
+
+    def wrapped(*args, **kwargs):
+        calls.append(args)
+        return function(*args, **kwargs)
+
+    return wrapped
 
 
 def test_precision_must_be_positive():

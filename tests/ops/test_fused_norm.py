@@ -156,3 +156,21 @@ def test_compiles_into_one_graph(function, device):
         value_and_grads(compiled, inputs, weight), value_and_grads(function, inputs, weight), strict=True
     ):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("device", "dtype"), CASES)
+@pytest.mark.parametrize("shape", [(3, 5, 24), (1, 1, 192), (4100, 16), (0, 8)], ids=str)
+def test_norm_into_memory_that_is_there_counts_what_is_not_zero(shape, device, dtype):
+    x, _, _, weight, bias = draw(*shape, device=device)
+    x = torch.where(torch.rand_like(x) < 0.3, 0.0, x).to(dtype)
+    given = [z.to(dtype) for z in (weight, bias)]
+    truth = F.layer_norm(x.double(), x.shape[-1:], *(z.double() for z in given), EPS)
+    out = torch.full((2, *shape), torch.nan, device=device, dtype=dtype)
+    count = torch.ones((), device=device, dtype=torch.int64)
+    fused_norm.layer_norm_into(out[1], x, *given, EPS, count)
+    if x.numel():
+        assert_close(out[1], truth, 4 * torch.finfo(dtype).eps)
+    assert out[0].isnan().all()
+    assert count.item() == 1 + x.count_nonzero().item()
+    fused_norm.layer_norm_into(out[0], x, *given, EPS)
+    assert torch.equal(out[0], out[1])

@@ -1,21 +1,18 @@
 """How far each layer compresses its tokens: coding rates within the subspaces of the heads."""
 
-import contextlib
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from cbsa._checks import check_positive_number
 from cbsa.analysis.batches import Images, image_batches
 from cbsa.analysis.layers import Layer
 from cbsa.analysis.probing import probing
+from cbsa.analysis.rate_points import KernelPoints, Points, look
 from cbsa.layers import ISTA
-from cbsa.ops.availability import kernels_run_on
-from cbsa.ops.precision import accumulation_dtype, no_autocast, single_products_in_tf32, solve_dtype
-from cbsa.ops.resolvent import half_logdet_of_shifted
+from cbsa.ops.precision import solve_dtype
 
 _NAMES = ("input", "attention", "feed_forward")  # the points of a block
 
@@ -75,45 +72,41 @@ def coding_rates(model: nn.Module, images: Images, eps: float = 0.1) -> CodingRa
         or 2e-2 where the tokens of a head are within a thousandth of a line.
     """
     check_positive_number("eps", eps)
+    points: dict[int, Points | KernelPoints] = {}  # of the layers that the batch is within
     taken: list[Tensor] = []  # of each layer, (3, B, H, 2): three points, plain and normalised
-    zeros: list[Tensor] = []
+    nonzero: list[tuple[Tensor | None, int]] = []  # of each layer: how many numbers, of how many
     sums: dict[str, Tensor] = {}  # over images: of the rates (layers, 3, H, 2), of the sparsity (layers,)
     count = 0
 
-    def before(points: _Points, projection: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-        if points.count == 0:  # learned representatives are projected next
-            points.add(points.layer.heads(out)[-1])
+    def before(
+        index: int, layer: Layer, projection: nn.Module, args: tuple[Tensor, ...], out: Tensor
+    ) -> None:
+        if index not in points:  # learned representatives are projected next
+            points[index] = look(layer, layer.heads(out)[-1], eps)
 
-    def between(points: _Points, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
-        points.project(args[0])
+    def between(index: int, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+        points[index].between(args[0])
 
-    def after(points: _Points, block: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-        points.project(out)
-        taken.append(points.rates())
-        sparse = isinstance(getattr(block, "ff", None), ISTA)
-        wide = solve_dtype(out.device)
-        zeros.append(
-            1 - out.count_nonzero().to(wide) / out.numel()
-            if sparse
-            else torch.full((), torch.nan, device=out.device, dtype=wide)
-        )
+    def after(index: int, block: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        rates, found = points.pop(index).after(out, count=isinstance(getattr(block, "ff", None), ISTA))
+        taken.append(rates)
+        nonzero.append((found, out.numel()))
 
     with probing(model) as (anatomy, stack):
-        for layer in anatomy.layers:
-            points = _Points(layer, eps)
-            stack.enter_context(layer.projection.register_forward_hook(partial(before, points)))
+        for index, layer in enumerate(anatomy.layers):
+            stack.enter_context(layer.projection.register_forward_hook(partial(before, index, layer)))
             if layer.next_norm is not None:
-                stack.enter_context(layer.next_norm.register_forward_pre_hook(partial(between, points)))
-            stack.enter_context(layer.block.register_forward_hook(partial(after, points)))
+                stack.enter_context(layer.next_norm.register_forward_pre_hook(partial(between, index)))
+            stack.enter_context(layer.block.register_forward_hook(partial(after, index)))
         for batch in image_batches(images):
             anatomy.run(batch)
-            means = {"rates": torch.stack(taken).mean(2), "sparsity": torch.stack(zeros)}
+            means = {"rates": torch.stack(taken).mean(2), "sparsity": _sparsity(nonzero, taken[0].device)}
             dtype = means["rates"].dtype
             for name, mean in means.items():
-                sums[name] = sums.get(name, 0) + mean.to(zeros[0].dtype) * len(batch)
+                sums[name] = sums.get(name, 0) + mean.to(means["sparsity"].dtype) * len(batch)
             count += len(batch)
             taken.clear()
-            zeros.clear()
+            nonzero.clear()
 
     rates, sparsity = ((sums[name] / count).to(dtype) for name in ("rates", "sparsity"))
     plain, normalized = (dict(zip(_NAMES, kind.unbind(1), strict=True)) for kind in rates.unbind(-1))
@@ -125,76 +118,9 @@ def coding_rates(model: nn.Module, images: Images, eps: float = 0.1) -> CodingRa
     )
 
 
-class _Points:
-    """The tokens of one layer at the points where they are looked at, as Gram matrices of its heads.
-
-    Nothing else is kept of them, and determinants are taken of all points at once: with one factorisation a
-    layer, and one launch of a kernel on a GPU.
-
-    Args:
-        layer: the layer.
-        eps: quantisation precision ε.
-    """
-
-    def __init__(self, layer: Layer, eps: float) -> None:
-        self.layer, self.eps = layer, eps
-        self.count = 0  # of points that were looked at
-        self._grams = torch.empty(0)  # (points, B, H, 2, side, side): of the tokens, and at unit length
-        self._factor = 0.0
-        self._dtype = torch.float32  # of the rates
-        self._quick = False  # whether kernels measure them
-
-    def project(self, x: Tensor) -> None:
-        """Look at tokens x (B, N, dim), through the layer's norm and in its subspaces."""
-        with single_products_in_tf32() if self._quick else contextlib.nullcontext():
-            projected = F.linear(self.layer.norm(x), *self.layer.value_map())
-        self.add(self.layer.heads(projected)[-1])
-
-    def add(self, w: Tensor) -> None:
-        """Look at tokens w (B, H, N, p) within the heads."""
-        if self.count == 0:
-            self._begin(w)
-        grams = self._grams[self.count]
-        self.count += 1
-        if self._quick:
-            from cbsa.ops.fused_rates import head_grams
-
-            head_grams(w, grams)
-            return
-        with no_autocast(w.device):
-            x = w.to(solve_dtype(w.device))
-            for place, tokens in enumerate((x, F.normalize(x, dim=-1))):
-                side = tokens if w.shape[-2] <= w.shape[-1] else tokens.mT  # Sylvester, as in coding_rate
-                grams[:, :, place] = side @ side.mT
-
-    def _begin(self, w: Tensor) -> None:
-        """Make room for the Gram matrices of all points."""
-        batch, heads, n, p = w.shape
-        self._quick = self._kernels_serve(w)
-        side, kept = min(n, p), solve_dtype(w.device)
-        if self._quick:
-            from cbsa.ops.fused_rates import gram_size
-
-            side, kept = gram_size(p), torch.float32
-        points = 2 if self.layer.next_norm is None else 3
-        self._grams = w.new_empty((points, batch, heads, 2, side, side), dtype=kept)
-        self._factor, self._dtype = p / (n * self.eps**2), accumulation_dtype(w.dtype)
-
-    def rates(self) -> Tensor:
-        """Coding rates at the three points, (3, B, H, 2); a layer without feed-forward has the last twice."""
-        grams, self._grams, self.count = self._grams, torch.empty(0), 0
-        if self._quick:
-            from cbsa.ops.fused_rates import half_log_determinants
-
-            rates = half_log_determinants(grams, self._factor)
-        else:
-            rates = half_logdet_of_shifted(grams, self._factor).to(self._dtype)
-        return rates if len(rates) == 3 else rates[[0, 1, 1]]
-
-    def _kernels_serve(self, w: Tensor) -> bool:
-        """Whether kernels measure coding rates of w."""
-        if not kernels_run_on(w.device) or w.dtype == torch.float64:
-            return False
-        from cbsa.ops.fused_rates import LEAST_EPS, MAX_HEAD_DIM
-
-        return self.layer.head_dim <= MAX_HEAD_DIM and self.eps >= LEAST_EPS
+def _sparsity(nonzero: list[tuple[Tensor | None, int]], device: torch.device) -> Tensor:
+    """Share of exact zeros by layer, NaN where none are counted, (layers,)."""
+    wide = solve_dtype(device)
+    unknown = torch.full((), torch.nan, device=device, dtype=wide)
+    counts = torch.stack([unknown if found is None else found.to(wide) for found, _ in nonzero])
+    return 1 - counts / torch.tensor([of for _, of in nonzero], device=device, dtype=wide)

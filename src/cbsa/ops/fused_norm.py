@@ -44,6 +44,32 @@ def layer_norm_beside(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tu
     return x, _forward(x, None, None, weight, bias, eps, False)[1]
 
 
+@torch.no_grad()
+def layer_norm_into(
+    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float, nonzero: Tensor | None = None
+) -> None:
+    """Write the LayerNorm of x (..., D) into ``out``, for probes: one launch, no gradient.
+
+    Args:
+        out: contiguous, of the shape of x.
+        x: the rows.
+        weight, bias: (D,).
+        eps: added to the variance.
+        nonzero: one int64, to which is added how many numbers of x are not 0.
+    """
+    rows, d = _rows(x)
+    if rows == 0:
+        return
+    x = x.contiguous()
+    padded, block = _blocks(d, _NUMBERS)
+    with launched_on(x.device):
+        kernels.layer_norm_forward[(triton.cdiv(rows, block),)](
+            x, x, weight, weight, bias, out, out, out, out, out if nonzero is None else nonzero,
+            rows, eps, D=d, BD=padded, BR=block,
+            ADD=False, SHIFT=False, KEEP=False, COUNT=nonzero is not None, num_warps=1,
+        )  # fmt: skip
+
+
 class _AddLayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -99,8 +125,8 @@ def _forward(
     with launched_on(x.device):
         kernels.layer_norm_forward[(triton.cdiv(rows, block),)](
             x, x if update is None else update.contiguous(), weight if shift is None else shift, weight, bias,
-            total, out, mean, rstd, rows, eps, D=d, BD=padded, BR=block,
-            ADD=update is not None, SHIFT=shift is not None, KEEP=keep, num_warps=1,
+            total, out, mean, rstd, out, rows, eps, D=d, BD=padded, BR=block,
+            ADD=update is not None, SHIFT=shift is not None, KEEP=keep, COUNT=False, num_warps=1,
         )  # fmt: skip
     return results
 

@@ -11,14 +11,15 @@ from cbsa.ops.kernels.ahead import announce
 
 @triton.jit
 def layer_norm_forward(
-    x, update, shift, weight, bias, total, out, mean, rstd,
+    x, update, shift, weight, bias, total, out, mean, rstd, nonzero,
     R, eps,
     D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
-    ADD: tl.constexpr, SHIFT: tl.constexpr, KEEP: tl.constexpr,
+    ADD: tl.constexpr, SHIFT: tl.constexpr, KEEP: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     """LayerNorm of x, or with ADD of x + update, and with SHIFT of x + update + shift.
 
-    With KEEP also that sum, mean and 1/σ. Grid (blocks,).
+    With KEEP also that sum, mean and 1/σ; with COUNT, how many numbers of it are not 0 is added to
+    ``nonzero`` (a sum of integers is the same in any order). Grid (blocks,).
     """
     rows = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     columns = tl.arange(0, BD)
@@ -34,6 +35,9 @@ def layer_norm_forward(
         values = values.to(total.dtype.element_ty).to(tl.float32)
         if KEEP:
             tl.store(total + place, values.to(total.dtype.element_ty), mask=inside)
+    if COUNT:
+        dense = tl.sum(tl.sum((values != 0.0).to(tl.int32), 1), 0)  # outside there are zeros
+        tl.atomic_add(nonzero, dense.to(tl.int64))
     centre = tl.sum(values, 1) / D
     values = tl.where(inside, values - centre[:, None], 0.0)
     width = tl.rsqrt(tl.sum(values * values, 1) / D + eps)
