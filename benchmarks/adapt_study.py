@@ -183,6 +183,9 @@ def keep_logs(folder: Path, to: Path) -> None:
     config = to_dict(read_run_config(folder))
     config["data"]["root"] = None
     write_text_atomically(to / "config.json", json.dumps(config, indent=2) + "\n")
+    summary = json.loads((to / "summary.json").read_text())
+    summary.pop("config", None)  # the same again, with the folder
+    write_text_atomically(to / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
 def write(reports: list[dict[str, Any]], out: Path) -> None:

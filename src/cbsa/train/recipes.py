@@ -91,7 +91,7 @@ def cifar10_vit() -> TrainConfig:
     """A ViT of timm of width 64 and six layers on CIFAR-10, to be adapted (``cbsa adapt``).
 
     For a CPU: 65 tokens an image. Needs CIFAR-10 (50,000 images of 32 px); ``data.dataset=parquet``
-    reads it from parquet files. Time and accuracy have not been measured.
+    reads it from parquet files. Measured on one core: 65.7 % top-1 (benchmarks/results/cpu/adapt).
 
     Command: ``cbsa train cifar10_vit data.root=/data``
     """

@@ -87,8 +87,9 @@ def digits_adapt() -> AdaptConfig:
 def cifar10_adapt() -> AdaptConfig:
     """A small ViT that was trained on CIFAR-10, adapted on a CPU in minutes.
 
-    For a run of ``cbsa train cifar10_vit``: 4×4 representatives of 8×8 patches are the paper's m = d/H. Time
-    and accuracy have not been measured.
+    For a run of ``cbsa train cifar10_vit``: 4×4 representatives of 8×8 patches are the paper's m = d/H.
+    Measured on one core: 62.6 (CBSA*) to 66.1 % top-1 (linear), the original 65.7 %
+    (benchmarks/results/cpu/adapt).
 
     Command: ``cbsa adapt --recipe cifar10_adapt --model outputs/train/cifar10_vit-seed0 --style cbsa``
     """
