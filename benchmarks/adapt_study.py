@@ -60,6 +60,7 @@ class Line:
     groups: int = 1
     representatives: tuple[int, int] | None = None
     kernel: str = "relu"
+    broadcast: str = "transpose"
 
     @property
     def name(self) -> str:
@@ -69,6 +70,8 @@ class Line:
             parts.append(self.kernel)
         if self.representatives is not None:
             parts.append("x".join(map(str, self.representatives)))
+        if self.broadcast != "transpose":
+            parts.append(f"by-{self.broadcast}")
         parts.append(self.distill)
         if self.groups > 1:
             parts.append(f"groups{self.groups}")
@@ -79,6 +82,8 @@ class Line:
         changed = [f"swap.style={self.style}", f"distill.what={self.distill}", f"swap.groups={self.groups}"]
         if self.kernel != "relu":
             changed.append(f"swap.kernel={self.kernel}")
+        if self.broadcast != "transpose":
+            changed.append(f"swap.broadcast={self.broadcast}")
         if self.representatives is not None:
             changed.append(f"swap.representatives={','.join(map(str, self.representatives))}")
         return changed
@@ -96,6 +101,8 @@ LINES = {
         Line("linear"),
         Line("agent", "both", representatives=(7, 8)),
         Line("agent", representatives=(7, 8)),
+        Line("cbsa", broadcast="softmax"),
+        Line("cbsa", "both", broadcast="softmax"),
         Line("cbsa", "both", 4),
     ),
     "cifar10_adapt": (
@@ -114,6 +121,8 @@ LINES = {
         Line("cbsa", "both", 3),
         Line("cbsa", representatives=(6, 6)),
         Line("agent", representatives=(6, 6)),
+        Line("cbsa", broadcast="softmax"),
+        Line("cbsa", "both", broadcast="softmax"),
     ),
 }
 

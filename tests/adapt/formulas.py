@@ -17,15 +17,28 @@ def _head_by_head(head, tokens: list[Tensor], mask: Tensor | None, everything: l
     return out
 
 
-def cbsa_star(k, v, reps, step_rep, step_out, *, mask=None, contraction="softmax", eps=0.1, scale=None):
-    """κ·C·Aᵀ with C contracted from R = Q + η·V A, A = softmax(Kᵀ Q) by columns."""
+def cbsa_star(
+    k,
+    v,
+    reps,
+    step_rep,
+    step_out,
+    *,
+    mask=None,
+    contraction="softmax",
+    eps=0.1,
+    scale=None,
+    broadcast="transpose",
+):
+    """κ·C·Aᵀ with C contracted from R = Q + η·V A, A = softmax(Kᵀ Q) by columns; or κ·C·softmax_r(Qᵀ K)."""
     s = k.shape[-1] ** -0.5 if scale is None else scale
 
     def head(b, h, real):
         keys, values, q = k[b, h, real].T, v[b, h, real].T, reps[b, h].T
         a = extraction_matrix(keys, q, s)  # N×m
         r = q + step_rep[h] * values @ a
-        return step_out[h] * contraction_columns(r, contraction, s, eps) @ a.T
+        back = a.T if broadcast == "transpose" else torch.softmax(s * q.T @ keys, dim=0)  # m×N
+        return step_out[h] * contraction_columns(r, contraction, s, eps) @ back
 
     return _head_by_head(head, [k], mask, [k, v, reps, step_rep, step_out])
 
@@ -56,7 +69,9 @@ def linear(q, k, v, *, mask=None, kernel="relu"):
     return _head_by_head(head, [q], mask, [q, k, v])
 
 
-def plain_cbsa_star(k, v, reps, step_rep, step_out, *, contraction="softmax", mask=None):
+def plain_cbsa_star(
+    k, v, reps, step_rep, step_out, *, contraction="softmax", mask=None, broadcast="transpose"
+):
     """What plain PyTorch computes in a given dtype."""
     scale = k.shape[-1] ** -0.5
     scores = (reps @ k.mT) * scale
@@ -66,7 +81,9 @@ def plain_cbsa_star(k, v, reps, step_rep, step_out, *, contraction="softmax", ma
     r = reps + step_rep.to(k.dtype)[:, None, None] * (a @ v)
     if contraction == "softmax":
         r = ((r @ r.mT) * scale).softmax(-1) @ r
-    return step_out.to(k.dtype)[:, None, None] * (a.mT @ r)
+    back = a if broadcast == "transpose" else ((reps @ k.mT) * scale).softmax(-2)
+    out = step_out.to(k.dtype)[:, None, None] * (back.mT @ r)
+    return out if mask is None else out * mask[:, None, :, None]
 
 
 def plain_agent(q, k, v, reps, *, mask=None):

@@ -133,10 +133,12 @@ def test_adapt_takes_models_of_transformers(style, tmp_path):
     assert torch.equal(model(images).last_hidden_state, original)
     assert cbsa.adapt(adapted, "softmax") is adapted
     assert torch.equal(adapted(images).last_hidden_state, original)
-    cbsa.adapt(model, "linear", kernel="elu").save_pretrained(tmp_path)
-    again = transformers.ViTModel.from_pretrained(tmp_path).double().eval()
-    assert huggingface.style_of(again.config, "cbsa_linear") == Style("linear", (8, 8), "elu")
-    assert_close(again(images).last_hidden_state, model(images).last_hidden_state, 1e-10)
+    for name, options in (("linear", {"kernel": "elu"}), ("cbsa", {"broadcast": "softmax"})):
+        cbsa.adapt(model, name, **options).save_pretrained(tmp_path / name)
+        again = transformers.ViTModel.from_pretrained(tmp_path / name).double().eval()
+        by_style = {v: k for k, v in huggingface.IMPLEMENTATIONS.items()}
+        assert huggingface.style_of(again.config, by_style[name]) == Style(name, (8, 8), **options)
+        assert_close(again(images).last_hidden_state, model(images).last_hidden_state, 1e-10)
 
 
 def test_what_adapt_does_not_do_with_models_of_transformers():

@@ -23,6 +23,7 @@ from tests.compare import (
 
 IMPLS = ["reference", "sdpa"]
 STAR_NAMES = ["dk", "dv", "dreps", "dstep_rep", "dstep_out"]
+STAR = (contract_broadcast_kv, formulas.plain_cbsa_star, formulas.cbsa_star)
 AGENT_NAMES = ["dq", "dk", "dv", "dreps"]
 
 
@@ -65,12 +66,14 @@ def compare(function, formula, inputs, names):
 
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("contraction", ["softmax", "exact", "none"])
+@pytest.mark.parametrize("broadcast", ["transpose", "softmax"])
 @settings(max_examples=15)
 @given(geometry=geometries())
-def test_cbsa_star_and_every_gradient(impl, contraction, geometry):
+def test_cbsa_star_and_every_gradient(impl, broadcast, contraction, geometry):
     shape, masked, seed = geometry
     torch.manual_seed(seed)
-    options = {"mask": padding(shape[0], shape[2]) if masked else None, "contraction": contraction}
+    mask = padding(shape[0], shape[2]) if masked else None
+    options = {"mask": mask, "contraction": contraction, "broadcast": broadcast}
     function = partial(contract_broadcast_kv, impl=impl, **options)
     compare(function, partial(formulas.cbsa_star, **options), star_inputs(*shape), STAR_NAMES)
 
@@ -114,7 +117,8 @@ def test_low_precision_is_as_good_as_plain_pytorch(masked, dtype, shape, impl, d
         mask = torch.rand(shape[0], shape[2], device=device) < 0.7
         mask[:, 0] = True
     for function, plain, truth, draw, names in [
-        (contract_broadcast_kv, formulas.plain_cbsa_star, formulas.cbsa_star, star_inputs, STAR_NAMES),
+        (*STAR, star_inputs, STAR_NAMES),
+        (*(partial(f, broadcast="softmax") for f in STAR), star_inputs, STAR_NAMES),
         (agent_attention, formulas.plain_agent, formulas.agent, agent_inputs, AGENT_NAMES),
     ]:
         assert_as_good_as(

@@ -238,6 +238,12 @@ def test_refusals_name_the_model():
         ({"representatives": (0, 2)}, ValueError, r"representatives\[0\] must be at least 1"),
         ({"kernel": "gelu", "style": "linear"}, ValueError, "kernel='gelu': expected one of 'elu', 'relu'"),
         ({"broadcast_scale": "hot"}, TypeError, "broadcast_scale must be a number"),
+        ({"broadcast": "sum"}, ValueError, "broadcast='sum': expected one of 'transpose', 'softmax'"),
+        (
+            {"broadcast": "softmax", "style": "agent"},
+            ValueError,
+            "broadcast='softmax' is for style 'cbsa', not",
+        ),
         ({"impl": "flash"}, ValueError, "impl='flash': expected one of"),
     ],
 )

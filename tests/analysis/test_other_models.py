@@ -33,8 +33,13 @@ def adapted(kind="vit", styles=("cbsa", "agent", "linear")):
     model = make(kind)
     for layer, style in enumerate(styles):
         scale = SHARPNESS if style == "agent" else None
-        cbsa.adapt(model, style, layers=[layer], representatives=(2, 2), broadcast_scale=scale)
+        name, _, broadcast = style.partition(" by ")
+        options = {"broadcast_scale": scale, "broadcast": broadcast or "transpose"}
+        cbsa.adapt(model, name, layers=[layer], representatives=(2, 2), **options)
     return model
+
+
+BY_SOFTMAX = "cbsa by softmax"
 
 
 @torch.no_grad()
@@ -71,7 +76,14 @@ def dense(style, q, k, reps):
         total = products.sum(-1, keepdim=True)
         return products / torch.where(total > 0, total, 1)
     a = (scale * reps @ k.mT).softmax(-1)  # (B, H, m, N)
-    return a.mT @ a if style == "cbsa" else (SHARPNESS * q @ reps.mT).softmax(-1) @ a
+    return taken_up(style, q, k, reps, a) @ a
+
+
+def taken_up(style, q, k, reps, a):
+    """Weights of the broadcast, (B, H, N, m)."""
+    scale = q.shape[-1] ** -0.5
+    by = {"cbsa": a.mT, BY_SOFTMAX: (scale * k @ reps.mT).softmax(-1)}
+    return by.get(style, (SHARPNESS * q @ reps.mT).softmax(-1))
 
 
 def rate(w, eps=0.1):
@@ -81,7 +93,7 @@ def rate(w, eps=0.1):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("styles", [("cbsa", "agent", "linear"), ("softmax", "agent", "cbsa")], ids=str)
+@pytest.mark.parametrize("styles", [("cbsa", "agent", "linear"), ("softmax", "agent", BY_SOFTMAX)], ids=str)
 def test_maps_of_adapted_vits_are_rows_of_the_dense_ones(kind, styles):
     model = adapted(kind, styles)
     pixels, prefix = images(model), model.num_prefix_tokens
@@ -95,7 +107,7 @@ def test_maps_of_adapted_vits_are_rows_of_the_dense_ones(kind, styles):
         for query, maps in found.items():
             assert_close(maps.maps[layer].flatten(-2), truth[:, :, query, prefix:], 1e-11)
             assert_close(factors.factors[layer].row(query), truth[:, :, query], 1e-11)
-        if style != "cbsa":  # there the map is an estimate; else values really mix by it
+        if not style.startswith("cbsa"):  # there the map is an estimate; else values really mix by it
             out = model.blocks[layer].attn.style.attend if style != "softmax" else None
             by_layer = (
                 F.scaled_dot_product_attention(q, k, v)
@@ -106,8 +118,9 @@ def test_maps_of_adapted_vits_are_rows_of_the_dense_ones(kind, styles):
 
 
 @pytest.mark.parametrize("kind", ["vit", "qk norm, gap"])
-def test_rates_ranks_and_states_of_adapted_vits(kind):
-    model = adapted(kind, ("cbsa", "agent", "softmax"))
+@pytest.mark.parametrize("star", ["cbsa", BY_SOFTMAX])
+def test_rates_ranks_and_states_of_adapted_vits(star, kind):
+    model = adapted(kind, (star, "agent", "softmax"))
     pixels = images(model)
     truth = vit_states(model, pixels)
     rates = coding_rates(model, pixels)
@@ -124,13 +137,13 @@ def test_rates_ranks_and_states_of_adapted_vits(kind):
     found, factors = representatives(model, pixels), extraction_factors(model, pixels)
     assert reduced.layers == ranks.layers == found.layers == factors.layers == (0, 1)
     assert ranks.init == ("pool", "pool")
-    for layer, style in enumerate(("cbsa", "agent")):
+    for layer, style in enumerate((star, "agent")):
         q, k, v, reps = mixed(model, layer, truth[layer][0])
         scale = q.shape[-1] ** -0.5
         a = (scale * reps @ k.mT).softmax(-1)
-        r = reps + a @ v if style == "cbsa" else a @ v
-        c = (scale * r @ r.mT).softmax(-1) @ r if style == "cbsa" else r
-        taken = a.mT if style == "cbsa" else (SHARPNESS * q @ reps.mT).softmax(-1)
+        r = reps + a @ v if style == star else a @ v
+        c = (scale * r @ r.mT).softmax(-1) @ r if style == star else r
+        taken = taken_up(style, q, k, reps, a)
         assert_close(found.extracted[layer], r, 1e-11)
         assert_close(found.contracted[layer], c, 1e-11)
         assert_close(factors.factors[layer], a, 1e-11)

@@ -26,6 +26,7 @@ def adapt(
     representatives: Sequence[int] | None = (8, 8),
     kernel: str = "relu",
     broadcast_scale: float | None = None,
+    broadcast: str = "transpose",
     impl: str = "auto",
     copy: bool = False,
 ) -> Model:
@@ -45,6 +46,8 @@ def adapt(
             ``"agent"``); ``None`` takes all queries, prefix tokens included, which is quadratic again.
         kernel: kernel of the linear style, ``"relu"`` or ``"elu"`` (ELU + 1).
         broadcast_scale: scale of the agent style's second softmax, by default that of the first.
+        broadcast: how tokens take up contractions in the cbsa style: ``"transpose"``, the paper's, or
+            ``"softmax"``, which the paper does not have and which keeps more of the accuracy.
         impl: ``"auto"``, ``"reference"``, ``"sdpa"`` or ``"triton"``; see :mod:`cbsa.ops`.
         copy: leave ``vit`` as it is and change a copy.
 
@@ -52,8 +55,8 @@ def adapt(
         The model that was changed: ``vit`` itself, or its copy.
     """
     check_choice("style", style, STYLES)
-    options: dict[str, Any] = {"kernel": kernel, "broadcast_scale": broadcast_scale, "impl": impl}
-    wanted = Style(style, representatives, **options)  # type: ignore[arg-type]
+    layout: Any = representatives
+    wanted = Style(style, layout, kernel, broadcast_scale, broadcast, impl)
     if is_of_transformers(vit):
         return _adapt_transformers(vit, wanted, layers, copy)
     swap = None if style == "softmax" else wanted
@@ -62,14 +65,14 @@ def adapt(
     for index in chosen:
         check_block(vit, index, swap)
     model = copying.deepcopy(vit) if copy else vit
-    layout = _layout_of(model)
+    tokens = _layout_of(model)
     for index in chosen:
         block: Any = model.blocks[index]  # type: ignore[index]
         if swap is not None:
-            block.attn = _adapted_class(block.attn).take_over(block.attn, swap, layout)
+            block.attn = _adapted_class(block.attn).take_over(block.attn, swap, tokens)
         elif isinstance(block.attn, AdaptedAttention):
             block.attn = block.attn.give_back()
-    _link(model, layout)
+    _link(model, tokens)
     return model
 
 

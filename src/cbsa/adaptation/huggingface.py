@@ -8,7 +8,8 @@ is taken from the config, as all options are:
 - ``config.image_size`` and ``config.patch_size`` give the grid;
 - for inputs of another size (interpolated position embeddings) ``config.cbsa_grid = (rows, columns)`` does;
 - ``config.cbsa_representatives`` is the layout of the representatives, (8, 8) if the config has none;
-- ``config.cbsa_kernel`` and ``config.cbsa_broadcast_scale`` are the other options of a style.
+- ``config.cbsa_kernel``, ``config.cbsa_broadcast_scale`` and ``config.cbsa_broadcast`` are the other options
+  of a style.
 """
 
 import copy as copying
@@ -29,7 +30,8 @@ except ImportError as error:
 
 IMPLEMENTATIONS = {"cbsa_star": "cbsa", "cbsa_agent": "agent", "cbsa_linear": "linear"}
 ORIGINAL = "sdpa"  # what style="softmax" goes back to
-_OPTIONS = ("representatives", "kernel", "broadcast_scale")  # of a style, in the config with "cbsa_" before
+# Of a style, in the config with "cbsa_" before.
+_OPTIONS = ("representatives", "kernel", "broadcast_scale", "broadcast")
 Model = TypeVar("Model", bound=nn.Module)
 
 # Prefix tokens of the models whose patches lie row by row after them.

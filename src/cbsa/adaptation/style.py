@@ -7,7 +7,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cbsa._checks import check_choice, check_grid, check_number, check_sizes
-from cbsa.ops.adapted import ADAPTED_IMPLEMENTATIONS, agent_attention, contract_broadcast_kv
+from cbsa.ops.adapted import (
+    ADAPTED_IMPLEMENTATIONS,
+    KV_BROADCASTS,
+    agent_attention,
+    contract_broadcast_kv,
+)
 from cbsa.ops.linear import KERNELS, linear_attention
 from cbsa.ops.pooling import pool_heads
 
@@ -25,6 +30,8 @@ class Style:
             for all queries, prefix tokens included (quadratic in N).
         kernel: kernel of the linear style, ``"relu"`` or ``"elu"`` (ELU + 1).
         broadcast_scale: scale of the second softmax of the agent style, by default that of the first.
+        broadcast: how tokens take up contractions in the cbsa style: ``"transpose"``, the paper's, or
+            ``"softmax"``, by weights whose sum is 1; see :func:`cbsa.ops.contract_broadcast_kv`.
         impl: implementation of the operators.
     """
 
@@ -32,12 +39,18 @@ class Style:
     representatives: tuple[int, ...] | None = (8, 8)
     kernel: str = "relu"
     broadcast_scale: float | None = None
+    broadcast: str = "transpose"
     impl: str = "auto"
 
     def __post_init__(self) -> None:
         check_choice("style", self.name, STYLES)
         check_choice("kernel", self.kernel, KERNELS)
+        check_choice("broadcast", self.broadcast, KV_BROADCASTS)
         check_choice("impl", self.impl, ADAPTED_IMPLEMENTATIONS)
+        if self.name != "cbsa" and self.broadcast != "transpose":
+            raise ValueError(
+                f"broadcast={self.broadcast!r} is for style 'cbsa', not {self.name!r}: leave it out"
+            )
         if self.representatives is not None:
             sizes = check_sizes("representatives", self.representatives)
             if len(sizes) != 2:
@@ -63,7 +76,7 @@ class Style:
         if self.name == "agent":
             sharpness = self.broadcast_scale
             return agent_attention(q, k, v, reps, scale=scale, broadcast_scale=sharpness, impl=self.impl)
-        return contract_broadcast_kv(k, v, reps, scale=scale, impl=self.impl)
+        return contract_broadcast_kv(k, v, reps, scale=scale, broadcast=self.broadcast, impl=self.impl)
 
     def pool(self, q: Tensor, grid: Sequence[int] | None, prefix: int) -> Tensor:
         """Representatives (B, H, m, d) of the queries q (B, H, N, d); ``grid=None`` stands for a square."""

@@ -55,7 +55,7 @@ class ViTLayer(Layer):
         adapted = style.name != "softmax"
         self.name = f"attention adapted with style={style.name!r}" if adapted else original
         if self.kind == "extraction":
-            self.transposes = style.name == "cbsa"
+            self.transposes = style.name == "cbsa" and style.broadcast == "transpose"
             self.init = "queries" if style.representatives is None else "pool"
             self.num_representatives = (
                 None if style.representatives is None else math.prod(style.representatives)
@@ -77,17 +77,22 @@ class ViTLayer(Layer):
         return tuple(s.to(accumulation_dtype(mixed[-1].dtype)) for s in mixed)
 
     def extraction(self, streams: Sequence[Tensor], grid: Grid) -> Extraction:
-        """CBSA*: R = Q + A V. CBSA∨: D = A V, taken up by a softmax of its own (figure vit-adapt)."""
+        """CBSA*: R = Q + A V. CBSA∨: D = A V, taken up by a softmax of its own (figure vit-adapt).
+
+        CBSA* with a softmax on the way back is taken up by one of the keys.
+        """
         style, (q, k, v) = self.style, streams
         reps = style.pool(q, grid, self.layout.num_prefix_tokens)  # (B, H, m, d)
         a = extraction_weights(k, reps, self.scale)
         one = torch.ones(q.shape[1], device=q.device, dtype=q.dtype)
         if style.name == "cbsa":
             contraction = partial(contract, contraction="softmax", scale=self.scale, eps=1.0)  # eps: unused
-            return Extraction(v, reps, a, a, one, one, contraction)
+            by_softmax = style.broadcast == "softmax"
+            taken = ((k * self.scale) @ reps.mT).softmax(-1).mT if by_softmax else a  # (B, H, m, N)
+            return Extraction(v, reps, a, taken, one, one, contraction)
         sharpness = self.scale if style.broadcast_scale is None else style.broadcast_scale
-        taken = ((q * sharpness) @ reps.mT).softmax(-1)  # (B, H, N, m)
-        return Extraction(v, torch.zeros_like(reps), a, taken.mT, one, one, lambda r: r)
+        taken = ((q * sharpness) @ reps.mT).softmax(-1).mT  # (B, H, m, N)
+        return Extraction(v, torch.zeros_like(reps), a, taken, one, one, lambda r: r)
 
 
 class TimmLayer(ViTLayer):

@@ -201,6 +201,8 @@ def describe(report: dict[str, Any]) -> str:
     layout = report.get("representatives")
     if layout and report["style"] in ("cbsa", "agent"):
         parts.append("×".join(map(str, layout)))
+    if report.get("broadcast", "transpose") != "transpose":
+        parts.append(f"broadcast by {report['broadcast']}")
     if report["style"] == "linear" and report.get("kernel") == "elu":
         parts.append("ELU + 1")
     parts.append(f"{report['dataset']}, {report['epochs']} epochs")

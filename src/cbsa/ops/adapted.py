@@ -13,6 +13,7 @@ from cbsa.ops.availability import triton_is_missing
 from cbsa.ops.precision import autocast_dtype
 
 ADAPTED_IMPLEMENTATIONS = IMPLEMENTATIONS
+KV_BROADCASTS = ("transpose", "softmax")
 
 
 def contract_broadcast_kv(
@@ -26,6 +27,7 @@ def contract_broadcast_kv(
     scale: float | None = None,
     contraction: str = "softmax",
     eps: float = 0.1,
+    broadcast: str = "transpose",
     impl: str = "auto",
 ) -> Tensor:
     """CBSA*: contract and broadcast with the keys and values of a softmax attention, in O(N).
@@ -36,7 +38,10 @@ def contract_broadcast_kv(
         C = softmax(s·R Rᵀ) R                        contraction
         O = κ·Aᵀ C                                   broadcast
 
-    :func:`cbsa.ops.contract_broadcast` is the case K = V = w.
+    :func:`cbsa.ops.contract_broadcast` is the case K = V = w. With ``broadcast="softmax"``, which the paper
+    does not have, tokens take up contractions by weights whose sum is 1, of the same scores:
+    O = κ·softmax_r(s·K Qᵀ) C. The rows of Aᵀ have no common sum, and that of a token that no representative
+    attends to is almost nothing.
 
     Args:
         k: keys (B, H, N, d).
@@ -48,14 +53,21 @@ def contract_broadcast_kv(
         scale: s, by default d^-½.
         contraction: ``"softmax"``, ``"exact"`` or ``"none"``; see :func:`cbsa.ops.contract_broadcast`.
         eps: quantisation precision ε, for ``contraction="exact"``.
+        broadcast: ``"transpose"`` (Aᵀ, the paper's) or ``"softmax"``.
         impl: ``"reference"`` (plain PyTorch), ``"sdpa"`` (fused attention kernels; nothing N×m in memory),
-            ``"triton"`` (kernels of our own for a GPU) or ``"auto"``: one of the first two, by size.
+            ``"triton"`` (kernels of our own for a GPU, for the paper's broadcast) or ``"auto"``: one of the
+            first two, by size.
 
     Returns:
         (B, H, N, d) in the dtype of ``k`` (under autocast, in autocast's dtype).
     """
     check_choice("contraction", contraction, CONTRACTIONS)
+    check_choice("broadcast", broadcast, KV_BROADCASTS)
     check_choice("impl", impl, ADAPTED_IMPLEMENTATIONS)
+    if (broadcast, impl) == ("softmax", "triton"):
+        raise ValueError(
+            "impl='triton' has no broadcast='softmax'; use impl='sdpa', which stores nothing N×m"
+        )
     eta, kappa = (_ones(k) if step is None else step for step in (step_rep, step_out))
     check_tensors(k, reps, eta, kappa, tokens="k")
     _check_like(k, v=v)
@@ -68,6 +80,11 @@ def contract_broadcast_kv(
         "sdpa": adapted_sdpa.contract_broadcast_kv,
         "triton": _star_on_kernels,
     }
+    if broadcast == "softmax":
+        implementations = {
+            "reference": _by_softmax_reference,
+            "sdpa": adapted_sdpa.contract_broadcast_by_softmax,
+        }
     impl = implementation(impl, lambda: choose_pytorch(k, reps), k, v, reps, eta, kappa)
     return implementations[impl](k, v, reps, eta, kappa, mask, scale, contraction, eps)
 
@@ -130,6 +147,32 @@ def _agent_reference(
         q, k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (q, k, v))
     gathered = reference.gather(reference.extraction_weights(k, reps, scale, mask), v)  # D, (B, H, m, d)
     out = ((q * sharpness) @ reps.mT).softmax(-1) @ gathered  # (B, H, N, d)
+    return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0)
+
+
+def _by_softmax_reference(
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> Tensor:
+    """CBSA* with ``broadcast="softmax"`` in plain PyTorch; extraction and broadcast share their scores."""
+    if mask is not None:
+        k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
+    scores = (reps * scale) @ k.mT  # (B, H, m, N)
+    if mask is None:
+        a = scores.softmax(-1)
+    else:
+        padding = ~mask[:, None, None, :]
+        a = scores.masked_fill(padding, torch.finfo(k.dtype).min).softmax(-1).masked_fill(padding, 0)
+    r = reps + reference.per_head(step_rep, v.dtype) * (a @ v)  # (B, H, m, d)
+    c = reference.contract(r, contraction, scale, eps)  # (B, H, m, d)
+    out = reference.per_head(step_out, v.dtype) * (scores.softmax(-2).mT @ c)  # (B, H, N, d)
     return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0)
 
 

@@ -1,7 +1,7 @@
 """``impl="sdpa"`` of the operators of an adapted ViT.
 
-CBSA* is an operator of its own around the two directions of ``sdpa.py``; Agent attention is two attentions,
-which PyTorch differentiates by itself.
+CBSA* is an operator of its own around the two directions of ``sdpa.py``; Agent attention, and CBSA* with a
+softmax on the way back, are attentions one after another, which PyTorch differentiates by itself.
 """
 
 from typing import Any
@@ -13,9 +13,11 @@ from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops.custom import differentiate, token_major
 from cbsa.ops.precision import accumulation_dtype
+from cbsa.ops.reference import contract, per_head
 from cbsa.ops.sdpa import (
     backward,
     backward_flops,
+    extracted,
     forward,
     forward_flops,
     hide_both,
@@ -41,6 +43,26 @@ def read_values(q: Tensor, reps: Tensor, values: Tensor, mask: Tensor | None, sc
     """softmax_r(s·X_q Qᵀ) V (B, H, N, d) for values (B, H, m, d) of the representatives; padding gets 0."""
     out = F.scaled_dot_product_attention(hide_padding(q, mask)[0], reps, values, scale=scale)
     return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0)
+
+
+def contract_broadcast_by_softmax(
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> Tensor:
+    """Gather, contract, read; :func:`cbsa.ops.contract_broadcast_kv` with ``broadcast="softmax"``."""
+    r = extracted(reps, gather_values(k, v, reps, mask, scale), step_rep)  # float32 or wider
+    if contraction == "softmax":
+        c = F.scaled_dot_product_attention(r, r, r, scale=scale)
+    else:
+        c = contract(r, contraction, scale, eps)
+    return read_values(k, reps, (per_head(step_out, c.dtype) * c).to(k.dtype), mask, scale)
 
 
 def contract_broadcast_kv(

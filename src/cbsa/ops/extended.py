@@ -107,7 +107,7 @@ def extended_contract_broadcast(
 
 
 def _choose(w: Tensor, reps: Tensor) -> str:
-    """Pick the implementation of the parts for ``impl="auto"``: kernels for them did not run on a GPU yet."""
+    """Pick the implementation of the parts for ``impl="auto"``: kernels for them were not timed yet."""
     return "sdpa" if w.device.type == "cuda" else choose_pytorch(w, reps)
 
 

@@ -22,6 +22,7 @@ class SwapConfig:
         representatives: layout of the representatives of ``"cbsa"`` and ``"agent"``.
         kernel: kernel of the linear style, ``"relu"`` or ``"elu"``.
         broadcast_scale: scale of the agent style's second softmax, by default that of the first.
+        broadcast: how tokens take up contractions in ``"cbsa"``, ``"transpose"`` or ``"softmax"``.
         groups: in how many groups the layers are replaced, one after another; 1 for all at the beginning.
         over: share of the steps over which the groups are replaced, the last at ``over``·(1 − 1/groups).
         order: which layers come first, the ``"last"`` of the model or its ``"first"``.
@@ -32,6 +33,7 @@ class SwapConfig:
     representatives: tuple[int, int] | None = (8, 8)
     kernel: str = "relu"
     broadcast_scale: float | None = None
+    broadcast: str = "transpose"
     groups: int = 1
     over: float = 0.5
     order: str = "last"
@@ -48,7 +50,7 @@ class SwapConfig:
 
     def target(self) -> Style:
         """The style that layers come to have."""
-        return Style(self.style, self.representatives, self.kernel, self.broadcast_scale)
+        return Style(self.style, self.representatives, self.kernel, self.broadcast_scale, self.broadcast)
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,7 @@ class Adaptation(Classification):
             representatives=swap.representatives,
             kernel=swap.kernel,
             broadcast_scale=swap.broadcast_scale,
+            broadcast=swap.broadcast,
         )
 
     def _check_classifier(self, num_classes: int) -> None:
@@ -187,6 +188,7 @@ class Adaptation(Classification):
             "representatives": swap.representatives,
             "kernel": swap.kernel,
             "broadcast_scale": swap.broadcast_scale,
+            "broadcast": swap.broadcast,
             "distill": asdict(config.distill),
             "replaced": [{"step": step, "layers": layers} for step, layers in schedule],
         }
