@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu lint format types docs docs-serve clean
+.PHONY: help demo test test-gpu bench lint format types docs docs-serve clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -35,6 +35,18 @@ test-gpu: $(VENV)/.installed-dev ## the tests that run on a GPU, on a machine th
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
 	  || { echo "make test-gpu needs an NVIDIA GPU, and PyTorch sees none on this machine. make test runs all else."; exit 1; }
 	$(BIN)/python -m pytest -m gpu
+
+# BENCH: folder of the results; JOBS: rows that are compiled at once, each with the memory of a model.
+BENCH ?= outputs/bench
+JOBS  ?= 8
+bench: $(VENV)/.installed ## every benchmark on this machine, best a GPU; stopped, it goes on where it was
+	$(BIN)/cbsa bench ops --jobs $(JOBS) --out $(BENCH)
+	$(BIN)/cbsa bench models --jobs $(JOBS) --out $(BENCH)
+	$(BIN)/cbsa reproduce table-throughput --jobs $(JOBS) --out $(BENCH)
+	$(BIN)/cbsa bench decoders --jobs $(JOBS) --out $(BENCH)
+	$(BIN)/cbsa bench adapt --jobs $(JOBS) --out $(BENCH)
+	$(BIN)/cbsa bench scale --jobs $(JOBS) --out $(BENCH)
+	$(BIN)/python benchmarks/probe_overhead.py --out $(BENCH)/probe_overhead.json
 
 lint: $(VENV)/.installed-dev ## ruff: lint and format check
 	$(BIN)/ruff check .

@@ -82,7 +82,7 @@ def contract_broadcast_kv(
     }
     if broadcast == "softmax":
         implementations = {
-            "reference": _by_softmax_reference,
+            "reference": reference.contract_broadcast_by_softmax,
             "sdpa": adapted_sdpa.contract_broadcast_by_softmax,
         }
     impl = implementation(impl, lambda: choose_pytorch(k, reps), k, v, reps, eta, kappa)
@@ -147,32 +147,6 @@ def _agent_reference(
         q, k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (q, k, v))
     gathered = reference.gather(reference.extraction_weights(k, reps, scale, mask), v)  # D, (B, H, m, d)
     out = ((q * sharpness) @ reps.mT).softmax(-1) @ gathered  # (B, H, N, d)
-    return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0)
-
-
-def _by_softmax_reference(
-    k: Tensor,
-    v: Tensor,
-    reps: Tensor,
-    step_rep: Tensor,
-    step_out: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    contraction: str,
-    eps: float,
-) -> Tensor:
-    """CBSA* with ``broadcast="softmax"`` in plain PyTorch; extraction and broadcast share their scores."""
-    if mask is not None:
-        k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
-    scores = (reps * scale) @ k.mT  # (B, H, m, N)
-    if mask is None:
-        a = scores.softmax(-1)
-    else:
-        padding = ~mask[:, None, None, :]
-        a = scores.masked_fill(padding, torch.finfo(k.dtype).min).softmax(-1).masked_fill(padding, 0)
-    r = reps + reference.per_head(step_rep, v.dtype) * (a @ v)  # (B, H, m, d)
-    c = reference.contract(r, contraction, scale, eps)  # (B, H, m, d)
-    out = reference.per_head(step_out, v.dtype) * (scores.softmax(-2).mT @ c)  # (B, H, N, d)
     return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0)
 
 

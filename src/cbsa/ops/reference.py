@@ -45,6 +45,27 @@ def contract_broadcast_kv(
     return _extract_contract_broadcast(k, v, reps, step_rep, step_out, mask, scale, contraction, eps)
 
 
+def contract_broadcast_by_softmax(
+    k: Tensor,
+    v: Tensor,
+    reps: Tensor,
+    step_rep: Tensor,
+    step_out: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    contraction: str,
+    eps: float,
+) -> Tensor:
+    """The same with ``broadcast="softmax"``; extraction and broadcast share their scores."""
+    if mask is not None:
+        k, v = (x.masked_fill(~mask[:, None, :, None], 0) for x in (k, v))
+    scores = (reps * scale) @ k.mT  # (B, H, m, N)
+    r = reps + per_head(step_rep, v.dtype) * (_softmax_over_tokens(scores, -1, mask) @ v)  # (B, H, m, d)
+    c = contract(r, contraction, scale, eps)  # (B, H, m, d)
+    out = per_head(step_out, v.dtype) * (scores.softmax(-2).mT @ c)  # (B, H, N, d)
+    return out if mask is None else out.masked_fill(~mask[:, None, :, None], 0)
+
+
 def _extract_contract_broadcast(
     k: Tensor,
     v: Tensor,
@@ -75,13 +96,16 @@ def extraction_weights(w: Tensor, reps: Tensor, scale: float, mask: Tensor | Non
     """
     by_token = _lies_by_token(w)
     scores = w @ (reps * scale).mT if by_token else (reps * scale) @ w.mT
-    tokens = -2 if by_token else -1
-    if mask is None:
-        a = scores.softmax(tokens)
-    else:
-        padding = ~(mask[:, None, :, None] if by_token else mask[:, None, None, :])
-        a = scores.masked_fill(padding, torch.finfo(w.dtype).min).softmax(tokens).masked_fill(padding, 0)
+    a = _softmax_over_tokens(scores, -2 if by_token else -1, mask)
     return a.mT if by_token else a
+
+
+def _softmax_over_tokens(scores: Tensor, axis: int, mask: Tensor | None) -> Tensor:
+    """Softmax of scores (B, H, m, N), or (B, H, N, m) with ``axis=-2``, over the real tokens."""
+    if mask is None:
+        return scores.softmax(axis)
+    padding = ~(mask[:, None, :, None] if axis == -2 else mask[:, None, None, :])
+    return scores.masked_fill(padding, torch.finfo(scores.dtype).min).softmax(axis).masked_fill(padding, 0)
 
 
 def _lies_by_token(w: Tensor) -> bool:
