@@ -69,6 +69,27 @@ def test_what_would_take_too_long_is_not_run():
         scale.Config(scale.MODELS, torch.device("cpu"), longest=0)
 
 
+def test_larger_images_wait_for_smaller_ones_whatever_the_number_of_processes(tmp_path):
+    sizes = [
+        "--sizes",
+        "32,64,96",
+        "--modes",
+        "inference",
+        "--precision",
+        "fp32",
+        "--no-compile",
+        "--jobs",
+        "3",
+    ]
+    command = ["bench", "scale", "--out", str(tmp_path), "--device", "cpu", "--models", "cbt_tiny_patch4_32"]
+    outcome = CliRunner().invoke(
+        app, [*command, *sizes, "--longest", "1e-9", "--seconds", "0.001", "--no-plots"]
+    )
+    assert outcome.exit_code == 0, outcome.output
+    rows = load_results(tmp_path / "scale.json").rows
+    assert [row["status"] for row in rows] == ["done", "not run", "not run"]
+
+
 def test_the_command_measures_and_writes(tmp_path):
     command = ["bench", "scale", "--out", str(tmp_path), "--device", "cpu", "--models", "cbt_tiny_patch4_32"]
     options = ["--sizes", "32,256,320", "--modes", "inference", "--precision", "fp32", "--no-compile"]

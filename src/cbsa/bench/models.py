@@ -49,6 +49,7 @@ class Config:
     kind: ClassVar[str] = "models"  # what the file of results says it holds
     form: ClassVar[type[Form]] = Form
     code: ClassVar[tuple[str, ...]] = CODE  # folders of the package that the speed depends on
+    one_size_at_a_time: ClassVar[bool] = False  # whether rows of larger images wait for those of smaller ones
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, PRECISIONS)
@@ -163,8 +164,8 @@ def run(
         advance()
     count = max(1, min(jobs, len(todo)))
     with Crew(measure_form, count) if count > 1 else nullcontext() as crew:
-        for start in range(0, len(todo), count):
-            for row in _measure_some(todo[start : start + count], config, results.rows, crew, say):
+        for forms in _waves(todo, count, config.one_size_at_a_time):
+            for row in _measure_some(forms, config, results.rows, crew, say):
                 results.put(row)
                 config.compare(results.rows)
                 results.save(path)
@@ -176,6 +177,18 @@ def is_missing(results: Results, form: Form) -> bool:
     """Whether a row is to be measured: it is not there, or was not run."""
     found = results.find(row_key(form))
     return found is None or found["status"] == NOT_RUN
+
+
+def _waves(forms: Sequence[Form], count: int, one_size: bool) -> Iterator[list[Form]]:
+    """Forms that are prepared together: at most ``count``, and if it is wanted of images of one size."""
+    wave: list[Form] = []
+    for form in forms:
+        if wave and (len(wave) == count or (one_size and form.img_size != wave[0].img_size)):
+            yield wave
+            wave = []
+        wave.append(form)
+    if wave:
+        yield wave
 
 
 def _measure_some(

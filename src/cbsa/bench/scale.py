@@ -58,6 +58,7 @@ class Config(models.Config):
     longest: float = 20.0
     kind: ClassVar[str] = "scale"
     form: ClassVar[type[Form]] = ScaleForm
+    one_size_at_a_time: ClassVar[bool] = True  # by which it is known what would take too long
 
     def __post_init__(self) -> None:
         super().__post_init__()
