@@ -204,14 +204,21 @@ def _measure_some(
     for form, reason in zip(forms, reasons, strict=True):
         if reason is not None:
             yield not_run(form, reason)
-    say("; ".join(f"{f.name}, {f.img_size} px, {f.mode}, batch {f.batch}" for f in chosen))
     if crew is None:
         for form in chosen:
+            say(_words(form))
             yield measure_form(form, config.device, config.seconds)
         return
+    if chosen:
+        more = f" and {len(chosen) - 1} more side by side" if len(chosen) > 1 else ""
+        say(f"{_words(chosen[0])}{more}")
     tasks = [(form, config.device, config.seconds) for form in chosen]
     for form, row in zip(chosen, crew.measure(tasks), strict=True):
         yield row if row is not None else not_run(form, PROCESS_ENDED)
+
+
+def _words(form: Form) -> str:
+    return f"{form.name}, {form.img_size} px, {form.mode}, batch {form.batch}"
 
 
 def not_run(form: Form, reason: str) -> Row:
