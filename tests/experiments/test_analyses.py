@@ -18,6 +18,7 @@ from cbsa.analysis import (
     extraction_rank,
     perturb,
     reduced_coding_rates,
+    representatives,
     zero_shot_segmentation,
 )
 from cbsa.analysis.segmentation import canonical
@@ -27,6 +28,7 @@ from cbsa.experiments import attn_map, digits, zero_shot
 from cbsa.experiments.images import ImageChoice, LabelledImages
 from cbsa.experiments.subjects import open_subjects
 from cbsa.models import create_model, save_model
+from cbsa.objective import coding_rate
 from cbsa.train import override, train
 from cbsa.train.trained import open_trained
 from tests.data.real import real_data
@@ -167,6 +169,26 @@ def test_maps_of_image_files(reproduce, tmp_path):
     rows, numbers = files(tmp_path, "fig-attn-map")
     assert numbers["images"] == {"files": ["wide.jpg"]}
     assert len(rows) == 2 * 16  # first and last of two layers, 4×4 patches
+
+
+def test_fig_overview(reproduce, home, model, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "noise.png")
+    out = tmp_path / "out"
+    said = reproduce(
+        *("fig-overview", "-m", "outputs/demo/run", "-i", tmp_path / "noise.png", "--size", 16),
+        *("--layer", 2, "--head", 2, "--patch", "1,4", "-o", out),
+    )
+    rows, numbers = files(out, "fig-overview")
+    normed = (torch.from_numpy(pixels)[None, None] / 255 - 0.5) / 0.5
+    found = representatives(model, normed, [1])
+    before, after = found.extracted[0][0, 1], found.contracted[0][0, 1]
+    expected = [coding_rate(part.double()).item() for part in (before, after)]
+    assert list(numbers["coding_rate"].values()) == pytest.approx(expected, rel=1e-4)
+    assert f"{expected[0]:.1f} nats extracted, {expected[1]:.1f} contracted" in said
+    assert column(rows, "moved") == pytest.approx((after - before).norm(dim=-1).tolist(), rel=1e-4)
+    assert sum(column(rows, "patches")) == 16
+    assert (numbers["layer"], numbers["head"], numbers["patch"]) == (1, 1, [0, 3])
 
 
 def test_spread_of_maps():
@@ -325,6 +347,12 @@ def test_every_default_model_can_be_built():
             ("fig-attn-map", "-m", "tost_tiny_patch4_32", "--data", "digits"),
             "ToST-T: layer 0 is TSSA: its softmax is over heads, not a map over tokens",
         ),
+        (("fig-overview", "--layer", "13"), "layers must be some of the 12 blocks"),
+        (("fig-overview", "--head", "4"), "head 4 is not there: the layer has 3 heads"),
+        (("fig-overview", "--patch", "7"), "--patch '7': expected ROW,COLUMN"),
+        (("fig-overview", "--patch", "1,50"), "on the grid of 40×40 patches"),
+        (("fig-overview", "-m", "digits:cbt", "-m", "digits:vit"), "--model was given 2 times"),
+        (("fig-overview", "-m", "digits:vit"), "ViT (digits): layer 0 is MHSA, which has no representatives"),
         (
             ("table-zero-shot", "-m", "cbt_tiny_patch4_32"),
             "segmentation needs images with masks: give --data pets",

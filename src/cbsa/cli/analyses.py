@@ -103,6 +103,36 @@ def fig_attn_map(
     look.written(experiment.save(results, look.subjects, chosen, look.out))
 
 
+@looks(images=None, models=("cbt_tiny_patch4_32.cifar10",))
+def fig_overview(
+    look: Looking,
+    image: Annotated[
+        Path | None,
+        typer.Option("--image", "-i", help="Image file; by default a photograph.", rich_help_panel=PANEL),
+    ] = None,
+    layer: Annotated[int, typer.Option(min=1, help="Layer, from 1 on.")] = 1,
+    head: Annotated[int, typer.Option(min=1, help="Head, from 1 on.")] = 1,
+    patch: Annotated[
+        str, typer.Option(help="ROW,COLUMN from 1 on of the patch that receives; by default the middle one.")
+    ] = "",
+    size: Annotated[int, typer.Option(min=1, help="Side of the image in pixels.")] = 160,
+) -> None:
+    """Draw what one head does with an image: gather, contract, broadcast (the steps of figure CBT)."""
+    from cbsa.experiments import overview as experiment
+
+    place = [int(number) - 1 for number in numbers("--patch", patch, whole=True)]
+    if len(place) not in (0, 2):
+        raise ValueError(f"--patch {patch!r}: expected ROW,COLUMN, for example 10,12")
+    if len(look.subjects) != 1:
+        raise ValueError(f"the picture is of one model, but --model was given {len(look.subjects)} times")
+    (subject,) = look.subjects
+    results = experiment.run(subject, image, layer=layer - 1, head=head - 1, size=size)
+    before, after = results.rates
+    paths = experiment.save(results, subject, look.out, (place[0], place[1]) if place else None)
+    look.show([], f"Coding rate of the representatives: {before:.1f} nats extracted, {after:.1f} contracted.")
+    look.written(paths)
+
+
 @looks(images=0, masks=True)
 def table_zero_shot(
     look: Looking,
@@ -196,6 +226,6 @@ def fig_perturb(
 
 def register(app: typer.Typer) -> None:
     """Add the commands, named as their functions with hyphens."""
-    commands = (fig_coding_rate, fig_reduced_cr, fig_attn_map, table_zero_shot, table_zero_shot_layers)
-    for command in (*commands, fig_rank, fig_perturb):
+    commands = (fig_coding_rate, fig_reduced_cr, fig_attn_map, fig_overview, table_zero_shot)
+    for command in (*commands, table_zero_shot_layers, fig_rank, fig_perturb):
         app.command(command.__name__.replace("_", "-"))(command)

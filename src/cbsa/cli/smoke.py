@@ -94,6 +94,7 @@ def smoke_steps(out: Path, scenes: Path) -> list[Step]:
         look("fig-coding-rate", "--images", 16, "--untrained"),
         look("fig-reduced-cr", "--images", 16),
         look("fig-attn-map", "--images", 2),
+        look("fig-overview", "--size", 16),
         look("table-zero-shot", "--images", 16),
         look("table-zero-shot-layers", "--images", 16),
         look("fig-rank", "--images", 16),

@@ -8,6 +8,7 @@ from cbsa.report.confusion import per_class_accuracy, plot_confusion
 from cbsa.report.curves import plot_curves
 from cbsa.report.examples import plot_attention, plot_examples, plot_heads
 from cbsa.report.noise import plot_noise
+from cbsa.report.overview import plot_overview
 from cbsa.report.page import Picture, Section, write_page
 from cbsa.report.rank import plot_ranks
 from cbsa.report.rates import plot_compression, plot_rates
@@ -29,6 +30,7 @@ __all__ = [
     "plot_examples",
     "plot_heads",
     "plot_noise",
+    "plot_overview",
     "plot_ranks",
     "plot_rates",
     "plot_reduction",

@@ -43,20 +43,13 @@ def plot_regions(
     height, width = pixels.shape[1:3]
     figure = new_figure(1.55 * (layers + 1) + 0.3, 1.7 * count * min(height / width, 3) + 0.6)
     axes = figure.subplots(count, layers + 1, squeeze=False)
-    grey = (pixels * torch.tensor([0.299, 0.587, 0.114])).sum(-1, keepdim=True)
     for i in range(count):
         _show(axes[i, 0], pixels[i])
         bare(axes[i, 0])
         for place in range(layers):
             weights = factors.factors[place, i, head, :, -rows * columns :].double().cpu()  # (m, h·w)
-            region = weights.argmax(0).view(rows, columns)
-            colours = place_colours(_centres(weights, rows, columns), 0.85)[region]  # (h, w, 3)
-            large = F.interpolate(colours.permute(2, 0, 1)[None], (height, width), mode="nearest")[0]
-            painted = (1 - _OPACITY) * grey[i] + _OPACITY * large.permute(1, 2, 0)
             panel = axes[i, place + 1]
-            panel.imshow(painted.clamp(0, 1).numpy(), extent=(0, columns, rows, 0), aspect="auto")
-            panel.set_box_aspect(height / width)
-            panel.add_collection(LineCollection(_borders(region), colors=INK, linewidths=0.7))
+            region = draw_regions(panel, pixels[i], weights, factors.grid)
             panel.set_xlabel(f"{len(set(region.flatten().tolist()))} of {m}", fontsize=8, color=QUIET)
             bare(panel)
             if i == 0:
@@ -67,6 +60,35 @@ def plot_regions(
     what = f"Which representative gathers each patch most, head {head + 1}; below: how many do"
     figure.suptitle(what, x=0.01, ha="left", fontsize=10.5, fontweight="bold", color=INK)
     return figure
+
+
+def draw_regions(panel: Any, picture: Tensor, weights: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Paint each patch of a picture (height, width, 3) in the colour of what gathers it most.
+
+    Args:
+        panel: matplotlib axes.
+        picture: the image, in [0, 1].
+        weights: attention of the representatives over the patches (m, h·w).
+        grid: (h, w) patches.
+
+    Returns:
+        The representative of each patch (h, w).
+    """
+    (rows, columns), (height, width) = grid, picture.shape[:2]
+    region = weights.argmax(0).view(rows, columns)
+    colours = region_colours(weights, grid)[region]  # (h, w, 3)
+    large = F.interpolate(colours.permute(2, 0, 1)[None], (height, width), mode="nearest")[0]
+    grey = (picture * torch.tensor([0.299, 0.587, 0.114])).sum(-1, keepdim=True)
+    painted = (1 - _OPACITY) * grey + _OPACITY * large.permute(1, 2, 0)
+    panel.imshow(painted.clamp(0, 1).numpy(), extent=(0, columns, rows, 0), aspect="auto")
+    panel.set_box_aspect(height / width)
+    panel.add_collection(LineCollection(_borders(region), colors=INK, linewidths=0.7))
+    return region
+
+
+def region_colours(weights: Tensor, grid: tuple[int, int]) -> Tensor:
+    """A colour (m, 3) for each representative, by where on the grid (h, w) lies what it gathers."""
+    return place_colours(_centres(weights, *grid), 0.85)
 
 
 def plot_contraction(found: Representatives, *, image: int = 0) -> Figure:
@@ -89,7 +111,8 @@ def plot_contraction(found: Representatives, *, image: int = 0) -> Figure:
         rates = [coding_rate(part).tolist() for part in (before, after)]  # by head
         for head, panel in enumerate(grid[row]):
             plane, shares = principal(torch.cat([before[head], after[head]]), 2)
-            _draw_moves(panel, *plane.chunk(2))
+            before_plane, after_plane = plane.chunk(2)
+            draw_moves(panel, before_plane, after_plane, place_colours(before_plane, 0.85))
             panel.set_title(
                 f"{rates[0][head]:.1f} → {rates[1][head]:.1f} nats", loc="left", fontsize=8.5, color=INK
             )
@@ -111,9 +134,9 @@ def plot_contraction(found: Representatives, *, image: int = 0) -> Figure:
     return figure
 
 
-def _draw_moves(axes: Any, before: Tensor, after: Tensor) -> None:
-    """Lines from points (m, 2) to others, in the colours of where they start."""
-    colours = place_colours(before, 0.85).numpy()
+def draw_moves(axes: Any, before: Tensor, after: Tensor, shades: Tensor) -> None:
+    """Lines from points (m, 2) to others, in colours (m, 3)."""
+    colours = shades.numpy()
     axes.axhline(0, color=FAINT, linewidth=0.8, zorder=0)
     axes.axvline(0, color=FAINT, linewidth=0.8, zorder=0)
     lines = torch.stack([before, after], dim=1).tolist()  # (m, 2 ends, 2)

@@ -69,6 +69,14 @@ PICTURES = (
         MODELS,
     ),
     Picture(
+        "docs/images/overview.png",
+        "Figure CBT, for a trained model",
+        "What one head of the first layer of CBT-T, trained on CIFAR-10, does with a photograph that it has "
+        "never seen: representatives gather patches, contract, and are broadcast; on the right, what reaches "
+        "a tree.",
+        "cbsa reproduce fig-overview --patch 36,36",
+    ),
+    Picture(
         "docs/images/tiny-imagenet-coding-rate.png",
         "Figure coding-rate, on photographs",
         "Compression term by layer, the same for tokens of unit length, and what attention changes about "

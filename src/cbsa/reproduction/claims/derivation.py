@@ -117,6 +117,9 @@ CLAIMS = (
         "figures CBT and related_attn",
         "Drawings of the operator, of its relatives, and of how each of them compresses.",
         (),
-        not_here("Nothing is measured in them. `cbsa explain` draws the same steps for a trained model."),
+        not_here(
+            "Nothing is measured in them. `cbsa reproduce fig-overview` and `cbsa explain` draw the same "
+            "steps for a trained model."
+        ),
     ),
 )
