@@ -61,7 +61,8 @@ def plot_overview(
 
     _show(panels[0], picture)
     draw_regions(panels[1], picture, weights, factors.grid)
-    draw_moves(panels[2], *plane.chunk(2), region_colours(weights, factors.grid))
+    before_plane, after_plane = plane.chunk(2)
+    draw_moves(panels[2], before_plane, after_plane, region_colours(weights, factors.grid))
     panels[2].set_box_aspect(shape)
     reached = factors.row(factors.factors.shape[-1] - rows * columns + row * columns + column)[0, 0, head]
     heat = reached[-rows * columns :].view(1, rows, columns)
