@@ -226,6 +226,17 @@ def test_noise_on_decoders(tmp_path, ours, rival, expected):
     assert verdict(tmp_path, "noise-on-decoders") == expected
 
 
+def test_noise_on_decoders_that_learnt_little_decides_nothing(tmp_path):
+    scores = {"CBT": noise(20, 20, 18, 2), "DEPICT": noise(24, 24, 12, 1), "Segmenter": noise(22, 11, 1, 1)}
+    put(tmp_path, "cpu/camvid/fig-seg-noise.json", {"by_sigma": scores})
+    finding = judge(CLAIMS["noise-on-decoders"], tmp_path).finding
+    assert finding.verdict == NOT_YET
+    assert "about 22 %" in finding.measured
+    assert "DEPICT 100% at 0.01, 50% at 0.1, 4% at 0.5" in finding.measured
+    put(tmp_path, "camvid/fig-seg-noise.json", {"by_sigma": scores})  # the study has been run
+    assert verdict(tmp_path, "noise-on-decoders") == HOLDS
+
+
 def test_segmentation_decoders(tmp_path):
     def put_scores(**miou):
         found = {name.replace("_", "-"): {"test": {"miou": value}} for name, value in miou.items()}

@@ -1,11 +1,13 @@
 """Robustness against noise on parameters: figure segmentation, middle and right."""
 
+import statistics
 from typing import Any
 
-from cbsa.reproduction.claim import FAILS, HOLDS, PARTLY, Claim, Finding
+from cbsa.reproduction.claim import FAILS, HOLDS, NOT_YET, PARTLY, Claim, Finding
 from cbsa.reproduction.claims.photographs import SCALE, of_size, path_of
-from cbsa.reproduction.evidence import Evidence
+from cbsa.reproduction.evidence import RESULTS, Evidence
 
+NOISE = "camvid/fig-seg-noise.json"
 CAMVID = "python benchmarks/camvid_study.py --data /data/camvid --encoder outputs/runs/cbt"
 PHOTOS = "cbsa reproduce fig-perturb -m CBT=runs/cbt -m CRATE=runs/crate --data DATA --images 500"
 DIGITS = (
@@ -34,14 +36,28 @@ def _shown(shares: dict[float, float]) -> str:
 
 def decoders(found: Evidence) -> Finding:
     """CBT's decoder against the black box under noise on the decoder's attention."""
-    by_sigma = found.json("camvid/fig-seg-noise.json")["by_sigma"]
+    short = not found.has(f"{RESULTS}/{NOISE}") and found.has(f"{RESULTS}/cpu/{NOISE}")
+    by_sigma = found.json(f"cpu/{NOISE}" if short else NOISE)["by_sigma"]
     cbt, rival = (kept(by_sigma[name]) for name in ("CBT", "Segmenter"))
     won, of = wins(cbt, rival)
     verdict = HOLDS if of and won == of else PARTLY if 2 * won > of else FAILS
-    return Finding(
-        verdict,
-        f"CamVid, mIoU kept: CBT {_shown(cbt)}; Segmenter {_shown(rival)}",
-        f"CBT keeps more at {won} of {of} σ that matter. CamVid, not ADE20K; σ is absolute.",
+    names = tuple(by_sigma) if short else ("CBT", "Segmenter")
+    shown = "; ".join(f"{name} {_shown(kept(by_sigma[name]))}" for name in names)
+    counted = f"CBT keeps more at {won} of {of} σ that matter than Segmenter's."
+    if short:
+        return Finding(
+            NOT_YET,
+            f"Four epochs on a CPU, mIoU of about {_unharmed(by_sigma):.0f} %; share kept: {shown}",
+            f"{counted} Decoders that have learnt so little decide nothing: there is no "
+            f"`{RESULTS}/{NOISE}` yet; the command makes it.",
+        )
+    return Finding(verdict, f"CamVid, mIoU kept: {shown}", f"{counted} CamVid, not ADE20K; σ is absolute.")
+
+
+def _unharmed(by_sigma: dict[str, list[dict[str, Any]]]) -> float:
+    """The mean score of all models without noise."""
+    return statistics.mean(
+        float(row["mean"]) for rows in by_sigma.values() for row in rows if not row["sigma"]
     )
 
 
