@@ -541,7 +541,8 @@ def test_a_dark_page_is_printed_dark_on_light(browser, one):
     browser.open(one, dark=True)
     browser.call("Emulation.setEmulatedMedia", media="print")
     ink = browser.evaluate("getComputedStyle(document.body).color")
-    shown = browser.evaluate("[...document.querySelectorAll('#play, #theme')].filter(e => e.offsetParent).length")
+    buttons = "[...document.querySelectorAll('#play, #theme')]"
+    shown = browser.evaluate(f"{buttons}.filter(e => e.offsetParent).length")
     browser.call("Emulation.setEmulatedMedia", media="")
     assert sum(map(int, ink[4:-1].split(","))) < 200
     assert shown == 0  # what only a pointer can use
