@@ -152,9 +152,8 @@ def plot(result: Result) -> "Figure":
     palette = colormaps["tab10" if result.config.classes <= 10 else "tab20"]
     colors = [palette(c) for c in range(result.config.classes)]
     limit = result.snapshots[0].points.abs().max().item()
-    quiet = {f"axes3d.{axis}axis.panecolor": "white" for axis in "xyz"} | {"grid.color": FAINT}
     for place, snapshot in enumerate(result.snapshots):
-        with rc_context(quiet):
+        with rc_context({"grid.color": FAINT}):
             axes = figure.add_subplot(grid[place // columns, place % columns], projection="3d")
         for points, color in zip(snapshot.points, colors, strict=True):
             axes.scatter(*points.T.tolist(), s=5, color=color, linewidths=0, rasterized=True)
@@ -163,6 +162,7 @@ def plot(result: Result) -> "Figure":
         for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
             axis.set_ticklabels([])
             axis.line.set_color(FAINT)
+            axis.set_pane_color("white")
         name = "Raw" if snapshot.iteration == 0 else f"Iteration {snapshot.iteration}"
         axes.set_title(
             f"{name}\nenergy off the lines ≤ {snapshot.worst_off_line:.2g}", fontsize=9.5, color=INK
