@@ -164,8 +164,9 @@ def test_speeds_in_the_readme_are_those_committed():
         ]
         first, *middle, last = (f"{ratio:.2g}" for ratio in ratios)
         said[mode] = f"{', '.join([first, *middle])} and {last} times"
-        # what the list at the top says
-        assert f"{first} times the images per second of ViT-S at 224 px" in text or mode == "training"
+        # what the lists at the top say
+        for start in (text, " ".join((ROOT / "docs/index.md").read_text().split())):
+            assert f"{first} times the images per second of ViT-S at 224 px" in start or mode == "training"
         assert last == "14"
     assert f"{said['inference']} the images/s of ViT-S in inference at 224, 512, 1024 and 2048 px" in text
     assert f"{said['training']} in training" in text
@@ -188,6 +189,9 @@ def test_accuracies_in_the_readme_are_the_papers():
     tiny, small = ({name: FAIR[f"{name}-{size}"][0] for name in ("CBSA", "MSSA")} for size in "TS")
     assert f"CBSA reaches {tiny['CBSA']} % (tiny) and {small['CBSA']} % (small) top-1" in text
     assert f"(MSSA) {tiny['MSSA']} % and {small['MSSA']} % (the paper's numbers, not ours)" in text
+    site = " ".join((ROOT / "docs/index.md").read_text().split())
+    assert f"{tiny['CBSA']} % (tiny) and {small['CBSA']} % (small) top-1" in site
+    assert f"against {tiny['MSSA']} % and {small['MSSA']} % of the same models" in site
 
 
 def test_pages_of_the_explorer_are_those_committed():

@@ -12,7 +12,7 @@ from cbsa.bench.geometry import MODES, Geometry
 from cbsa.bench.model_forms import MODES as MODEL_MODES
 from cbsa.bench.origin import command_line
 from cbsa.bench.results import Results, load_results
-from cbsa.bench.tables import grids
+from cbsa.bench.tables import grids, spread
 from cbsa.cli import app
 
 HERE = {"device": "a machine", "torch": "2"}
@@ -63,9 +63,14 @@ def test_tables_of_operators():
 def test_tables_of_models():
     tables = grids(made_up_models())
     assert [t.title.split(":")[0] for t in tables] == list(MODEL_MODES)
+    assert ": small patch16_224, " in tables[0].title  # what the names of the lines leave out
     lines = {line[:3]: line for line in tables[0].cells}
-    assert lines["cbt_small_patch16_224", "224", "256"][3:] == ("4,000", "64 (64–64)", "3.22", "")
-    assert lines["vit_small_patch16_224", "512", "1"][-1] == "**2.50×**"
+    assert lines["cbt", "224", "256"][3:] == ("4,000", "64 (64–64)", "3.22", "")
+    assert lines["vit", "512", "1"][-1] == "**2.50×**"
+
+
+def test_times_of_seconds_have_no_exponent():
+    assert spread({"median_ms": 4660.4, "p20_ms": 999.6, "p80_ms": 0.05112}) == "4,660 (1,000–0.0511)"
 
 
 @pytest.mark.parametrize(

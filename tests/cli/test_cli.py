@@ -1,15 +1,20 @@
 """The command line as a user meets it: in a process of its own, but for what can be told without one."""
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import cbsa
 from cbsa.cli import app
+from cbsa.cli.models import cost_table
+from cbsa.experiments.complexity import Cost
+from cbsa.models import MODELS
 
 PROGRAM = Path(sys.executable).with_name("cbsa")
 COMMAND = [str(PROGRAM)] if PROGRAM.exists() else [sys.executable, "-c", "from cbsa.cli import app; app()"]
@@ -83,3 +88,15 @@ def test_a_bad_argument_in_a_process_of_its_own():
     assert result.returncode == 2
     assert "noise must be between 1e-6 and 1e6, got -1.0" in " ".join(result.stderr.replace("│", " ").split())
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(("width", "counted"), [(80, False), (120, True)])
+def test_costs_of_models_fit_the_terminal(width, counted):
+    """Names stay whole: they are there to be copied."""
+    costs = [Cost(name, 224, 160_287_000, 59.659, 59.7, 14_903_000, 83.1, 47.3, 0.53) for name in MODELS]
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(cost_table(costs, width))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line.split()[0] for line in lines if "patch" in line] == list(MODELS)
+    assert any("counted" in line and "GFLOPs" in line for line in lines) == counted

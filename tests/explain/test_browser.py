@@ -266,6 +266,36 @@ def test_the_numbers_shown_are_those_of_the_probes(browser, one):
     assert f"head 2: {unit:.1f} → " in browser.text("#rates .caption")
 
 
+def test_the_bars_tell_by_how_much_attention_changes_the_rates(browser, one):
+    browser.open(one)
+    rates = browser.evaluate("cbsaExplorer.views[0].rates")
+    truth = np.mean(rates["attention"], 1) - np.mean(rates["input"], 1)  # mean of heads, by layer
+    bars = browser.evaluate("""[...document.querySelectorAll(".chart .bar")].map(e =>
+        [Number(e.getAttribute("height")), e.classList.contains("down")])""")
+    heights = np.array([height for height, _ in bars])
+    assert heights / heights.max() == pytest.approx(np.abs(truth) / np.abs(truth).max())
+    assert [down for _, down in bars] == (truth < 0).tolist()
+    said = f"Attention {'lowers' if truth[0] < 0 else 'raises'} it by "
+    assert said in browser.text("#rates .caption")
+    number = float(browser.text("#rates .caption").split(said)[1].split()[0].rstrip("."))
+    assert number == pytest.approx(abs(truth[0]), rel=0.05)
+
+
+def test_the_bar_of_colours_names_the_ends_of_the_map(browser, one):
+    browser.open(one)
+    ends = "[...document.querySelectorAll('#look .scale span')].map(e => parseFloat(e.textContent))"
+    row = np.array(browser.evaluate("cbsaExplorer.row(0, 0, 0, 0)"))[1:]
+    browser.click("#heads .matrix button[aria-label='Layer 1, CBSA, head 1']")
+    share = 100 * row / row.sum()
+    assert browser.evaluate(ends) == pytest.approx([0, share.max()], rel=0.05)
+    browser.click("#stretch")
+    least, most = browser.evaluate(ends)
+    assert most == pytest.approx(share.max(), rel=0.05)
+    assert least == float(f"{share.min():.1g}") > 0  # below 0.1 %, one digit
+    browser.click("#look input[type=checkbox]")  # the image alone has no map
+    assert not browser.evaluate("!!document.querySelector('#look .scale').offsetParent")
+
+
 def test_everything_by_keyboard(browser, one):
     browser.open(one)
     browser.evaluate(f"document.querySelector('{STAGE}').focus()")
@@ -392,7 +422,7 @@ def test_the_picker_changes_the_image(browser, two):
         time.sleep(0.02)
     assert browser.text("#lead").startswith("b.png, seen by Few · All")
     assert browser.evaluate("cbsaExplorer.row(0, 0, 0, 3)") != first
-    assert browser.evaluate("document.querySelectorAll('#look canvas').length") == 2
+    assert browser.evaluate("document.querySelectorAll('#look .stage').length") == 2
     assert browser.text("#token-text") == "Token: row 4, column 4"  # the place stays
 
 
@@ -428,7 +458,7 @@ def test_three_models_with_a_hybrid(browser, three):
     shown = "[...document.querySelectorAll('#look h3')].filter(e => e.offsetParent).map(e => e.textContent)"
     assert browser.evaluate(shown) == ["CBT", "CRATE", "CRATE+CBT"]
     tops = browser.evaluate(
-        "[...document.querySelectorAll('#look canvas')].map(e => e.getBoundingClientRect().top)"
+        "[...document.querySelectorAll('#look .stage')].map(e => e.getBoundingClientRect().top)"
     )
     assert len(set(tops)) == 1  # in one row
     browser.click("#look .column:nth-child(3) canvas", 1.5 / 6, 2.5 / 6)
@@ -464,9 +494,14 @@ def test_a_tap_on_a_phone(browser, one):
     browser.open(one, width=375, height=700, touch=True)
     browser.tap(STAGE, 1.5 / 6, 2.5 / 6)
     assert browser.text("#token-text") == "Token: row 3, column 2"
-    small = browser.evaluate("""[...document.querySelectorAll("button, select")].filter(e => e.offsetParent)
-        .map(e => e.getBoundingClientRect()).filter(b => Math.min(b.width, b.height) < 32).length""")
-    assert small == 0  # large enough for a finger
+    small = browser.evaluate("""[...document.querySelectorAll("button, select, input[type=range], .check")]
+        .filter(e => e.offsetParent).map(e => [e.id || e.className, e.getBoundingClientRect()])
+        .filter(([, b]) => Math.min(b.width, b.height) < 40).map(([name]) => name)""")
+    assert small == []  # large enough for a finger
+    inside = browser.evaluate("""(() => {
+        const box = (e) => document.querySelector(e).getBoundingClientRect();
+        return [box("#play").top - box(".bar").top, box(".bar").bottom - box("#cls").bottom]; })()""")
+    assert min(inside) >= 4  # no control at the edge of the bar
 
 
 def test_a_phone_shows_one_of_several_models_at_a_time(browser, two):
@@ -500,6 +535,17 @@ def test_dark_light_and_the_button_between_them(browser, one):
     browser.click("#theme")
     browser.click("#theme")
     assert ground() < 150
+
+
+def test_a_dark_page_is_printed_dark_on_light(browser, one):
+    browser.open(one, dark=True)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    ink = browser.evaluate("getComputedStyle(document.body).color")
+    buttons = "[...document.querySelectorAll('#play, #theme')]"
+    shown = browser.evaluate(f"{buttons}.filter(e => e.offsetParent).length")
+    browser.call("Emulation.setEmulatedMedia", media="")
+    assert sum(map(int, ink[4:-1].split(","))) < 200
+    assert shown == 0  # what only a pointer can use
 
 
 def test_canvases_and_pictures_are_described(browser, two):

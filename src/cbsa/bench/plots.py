@@ -66,7 +66,7 @@ def plot_operators(results: Results) -> Figure:
         if floor:
             axes.plot(*zip(*floor, strict=True), color=QUIET, linestyle=_DASHES, linewidth=1.3, zorder=1)
         batches = {r["tokens"]: r["batch"] for r in rows}
-        _name_ticks(axes, {n: f"{n}\n×{batch}" for n, batch in sorted(batches.items())})
+        _name_ticks(axes, {n: f"{n:,}\n×{batch}" for n, batch in sorted(batches.items())})
     labels = {row["candidate"]: row["label"] for row in rows}
     handles: list[Any] = [Line2D([], [], **styles[name]) for name in names]
     handles.append(Line2D([], [], color=QUIET, linestyle=_DASHES))
@@ -142,7 +142,7 @@ def _plot_forms(
 
 
 def _operator_styles(rows: Sequence[Row], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Ours in blues and thick, the others in other colours; a variant is dashed in its first one's colour."""
+    """Ours in blues, the first one thick; others in other colours, a variant dashed in its first one's."""
     kind = {row["candidate"]: row["kind"] for row in rows}
     colours: dict[str, str] = {}
     left = {True: list(_BLUES), False: list(_OTHERS)}
@@ -155,13 +155,14 @@ def _operator_styles(rows: Sequence[Row], names: Sequence[str]) -> dict[str, dic
         if not variant:
             remaining = left[mine]
             colours[base] = remaining.pop(0) if remaining else QUIET
+        first = mine and colours[name] == _BLUES[0]
         styles[name] = {
             "color": colours[base],
             "marker": _MARKERS[place % len(_MARKERS)],
-            **_marker(mine),
-            "linewidth": 2.4 if mine else 1.4,
+            **_marker(first),
+            "linewidth": 3.2 if first else 1.4,
             "linestyle": _DASHES if variant else "-",
-            "zorder": 3 if mine else 2,
+            "zorder": 4 if first else 3 if mine else 2,
         }
     return styles
 
@@ -178,9 +179,9 @@ def _family_style(family: str, place: int) -> dict[str, Any]:
     }
 
 
-def _marker(ours: bool) -> dict[str, Any]:
-    """Ours small and filled, the others around them: what lies in the same place can be told apart."""
-    return {"markersize": 4.5} if ours else {"markersize": 7.5, "markerfacecolor": "none"}
+def _marker(full: bool) -> dict[str, Any]:
+    """Small and full, or around these: what lies in the same place can be told apart."""
+    return {"markersize": 4.5} if full else {"markersize": 7.5, "markerfacecolor": "none"}
 
 
 def _log_axes(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:

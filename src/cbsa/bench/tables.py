@@ -130,7 +130,11 @@ def _model_grids(results: Results) -> list[Grid]:
     for kind, rows in _groups(results.rows, lambda r: (*split_name(r["model"])[1:], *(r[k] for k in form))):
         size, rest, precision, compilation, classes, mode = kind
         title = f"{mode}: {size} {rest}, {classes} classes, {precision}, {how[compilation]}"
-        cells = [(r["model"], str(r["img_size"]), str(r["batch"]), *_model_cells(r, field)) for r in rows]
+        names = [r["model"].removesuffix(f"_{size}_{rest}") for r in rows]  # the title says the rest
+        cells = [
+            (name, str(r["img_size"]), str(r["batch"]), *_model_cells(r, field))
+            for name, r in zip(names, rows, strict=True)
+        ]
         notes = _notes(rows, lambda r: f"{r['model']} at {r['img_size']} px, batch {r['batch']}")
         found.append(Grid(title, columns, cells, notes + _growth(rows)))
     return found
@@ -156,7 +160,13 @@ def _model_cells(row: Row, field: str) -> list[str]:
 
 def spread(row: Row) -> str:
     """Median with p20 and p80, in milliseconds."""
-    return f"{row['median_ms']:.3g} ({row['p20_ms']:.3g}–{row['p80_ms']:.3g})"
+    median, low, high = (_three_digits(row[name]) for name in ("median_ms", "p20_ms", "p80_ms"))
+    return f"{median} ({low}–{high})"
+
+
+def _three_digits(value: float) -> str:
+    """Three digits, or all those before the point; never an exponent for what is large."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def _notes(rows: Sequence[Row], name: Callable[[Row], str]) -> tuple[str, ...]:

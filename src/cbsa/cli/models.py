@@ -21,7 +21,8 @@ def models(
     names = [name for name in MODELS if pattern in name]
     if not names:
         raise typer.BadParameter(f"no model's name contains {pattern!r}")
-    Console().print(cost_table(measure(names)))
+    console = Console()
+    console.print(cost_table(measure(names), console.width))
 
 
 def measure(names: list[str]) -> "list[Cost]":
@@ -31,34 +32,52 @@ def measure(names: list[str]) -> "list[Cost]":
     return [cost_of(n) for n in track(names, description="Counting", console=Console(), transient=True)]
 
 
-def cost_table(costs: "list[Cost]") -> Table:
-    """Ours beside the paper's, and the tags of the weights that ship."""
+_WIDE = 102  # characters that the whole table takes
+
+
+def cost_table(costs: "list[Cost]", width: int) -> Table:
+    """Ours beside the paper's, and the tags of the weights that ship.
+
+    Where ``width`` characters do not hold it, two columns are left out and parameters are in millions, so
+    that names stay whole.
+    """
     from cbsa.models import SHIPPED
 
     def number(value: float | None, form: str) -> str:
         return "" if value is None else format(value, form)
 
+    whole = width >= _WIDE
+    notes = [
+        "GFLOPs: twice the multiply-accumulates by the paper's rule (N without CLS, no pooling)"
+        + (" and counted by PyTorch." if whole else "."),
+        "Pairs: similarities between tokens or with representatives, in M.",
+        "Weights: tags of those that ship, see `cbsa weights`."
+        if whole
+        else "Params in M. A wider terminal shows what PyTorch counts, and the weights that ship.",
+    ]
     table = Table(
         title="Costs of one image, ours beside the [cyan]paper's[/cyan]",
-        caption="GFLOPs: twice the multiply-accumulates by the paper's rule (N without CLS, no pooling) and "
-        "counted by PyTorch. Pairs: similarities between tokens or with representatives, in M. "
-        "Weights: tags of those that ship, see `cbsa weights`.",
+        caption=" ".join(notes),
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
+        show_edge=whole,
     )
     table.add_column("model", overflow="fold")
-    table.add_column("weights", overflow="fold")
-    for column in ("parameters", "paper", "GFLOPs", "counted", "paper", "pairs", "paper"):
+    if whole:
+        table.add_column("weights", overflow="fold")
+    numbers = ["parameters" if whole else "params", "paper", "GFLOPs", "paper", "pairs", "paper"]
+    for column in numbers[:3] + ["counted"] * whole + numbers[3:]:
         style = "cyan" if column == "paper" else None
         table.add_column(column, justify="right", no_wrap=True, style=style)
     for c in costs:
+        tags = ", ".join(entry.tag for entry in SHIPPED.values() if entry.architecture == c.model)
         table.add_row(
             c.model,
-            ", ".join(entry.tag for entry in SHIPPED.values() if entry.architecture == c.model),
-            f"{c.parameters:,}",
+            *([tags] * whole),
+            f"{c.parameters:,}" if whole else f"{c.parameters / 1e6:.3f}",
             number(c.paper_parameters, ".1f"),
             f"{c.flops:.3f}",
-            f"{c.flops_counted:.3f}",
+            *([f"{c.flops_counted:.3f}"] * whole),
             number(c.paper_flops, ".1f"),
             f"{c.similarities / 1e6:.3f}",
             number(c.paper_similarities, "g"),

@@ -70,7 +70,7 @@ def table_complexity(
     prepare(out)
     costs = measure([name for name in MODELS if name.endswith("patch16_224")])
     console = Console()
-    console.print(cost_table(costs))
+    console.print(cost_table(costs, console.width))
     console.print(
         "Where they differ: the paper cites ViT-S from its own paper, which has another stem; and it counts "
         "0.52M and 1.0M similarities for Agent, where m·N per layer and head give 0.454M and 0.908M."

@@ -224,7 +224,7 @@ def list_recipes(recipes: Mapping[str, Any], command: str) -> None:
     """List recipes with the first line of their descriptions."""
     table = Table("recipe", "what it trains", title=f"Recipes: {command} RECIPE --show says more")
     for name, function in recipes.items():
-        table.add_row(name, (inspect.getdoc(function) or "").splitlines()[0])
+        table.add_row(name, (inspect.getdoc(function) or "").splitlines()[0].replace("``", ""))
     Console().print(table)
 
 

@@ -74,21 +74,21 @@ def resolution_curves() -> dict[str, list[float]]:
 
 def plot(curves: dict[str, list[float]]) -> "Figure":
     """FLOPs against resolution, as in the paper's figure, and again on logarithmic axes."""
-    from matplotlib.figure import Figure
+    from cbsa.report.style import legend_below, line_styles, new_figure, tidy
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    for place, scale in enumerate(("linear", "log")):
-        axes = figure.add_subplot(1, 2, place + 1)
-        for (name, label), marker in zip(ATTENTIONS.items(), "os^Dv", strict=True):
-            axes.plot(RESOLUTIONS, curves[name], marker=marker, markersize=4, linewidth=1.5, label=label)
-        axes.set(xlabel="resolution in pixels", ylabel="GFLOPs of one layer", xscale=scale, yscale=scale)
-        axes.set_title(f"{scale} axes", fontsize=10)
-        if scale == "log":
-            axes.set_xticks(RESOLUTIONS[::2], [str(r) for r in RESOLUTIONS[::2]])
-            axes.minorticks_off()
-        axes.grid(alpha=0.3)
-    figure.axes[0].legend()
-    figure.suptitle(f"One attention layer at d = {WIDTH}, {HEADS} heads, patches of {PATCH}×{PATCH}")
+    figure = new_figure(10, 4.2)
+    styles = line_styles(len(ATTENTIONS))
+    titles = {"linear": f"GFLOPs of one layer, d = {WIDTH}, {HEADS} heads", "log": "… on logarithmic axes"}
+    for axes, (scale, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        tidy(axes, title, f"resolution in pixels, patches of {PATCH}×{PATCH}")
+        for name, style in zip(ATTENTIONS, styles, strict=True):
+            axes.plot(RESOLUTIONS, curves[name], **style)
+        axes.set(xscale=scale, yscale=scale)
+        shown = RESOLUTIONS if scale == "linear" else RESOLUTIONS[::3]
+        axes.set_xticks(shown, [str(r) for r in shown])
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.minorticks_off()
+    legend_below(figure, list(ATTENTIONS.values()), styles)
     return figure
 
 

@@ -167,9 +167,11 @@ def _settings(config: TrainConfig, summary: dict[str, Any]) -> Section:
     return Section(
         "Settings, and where to go from here",
         "The run's folder holds its settings, log, checkpoints and weights. «cbsa train --list» lists "
-        "recipes for real data, «cbsa plot RUN» draws curves, «cbsa eval RUN» evaluates again.",
+        "recipes for real data, «cbsa plot RUN» draws curves, «cbsa eval RUN» evaluates again.\n\n"
+        "explorer.html, beside this page, looks into a CBT that learnt photographs: click any patch. "
+        "«cbsa explain -m RUN» writes such a page about this one.",
         facts=[
-            ("model", f"{config.model.name} with {config.model.kwargs}"),
+            ("model", ", ".join([config.model.name, *(f"{k} {v}" for k, v in config.model.kwargs.items())])),
             (
                 "optimiser",
                 f"{config.optimizer.name}, lr {config.optimizer.lr:g}, {config.schedule.name} schedule",

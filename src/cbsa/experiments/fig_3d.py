@@ -141,39 +141,49 @@ def run(config: Config, progress: Callable[[], object] = lambda: None) -> Result
 
 def plot(result: Result) -> "Figure":
     """Snapshots in three dimensions, and the energy off the lines over the iterations below them."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
+    from matplotlib import colormaps, rc_context
+
+    from cbsa.report.style import FAINT, INK, new_figure, plain_legend, tidy
 
     columns = 4
     rows = -(-len(result.snapshots) // columns)
-    figure = Figure(figsize=(3.1 * columns, 3.0 * rows + 2.8), layout="constrained")
+    figure = new_figure(3.1 * columns, 3.0 * rows + 2.8)
     grid = figure.add_gridspec(rows + 1, columns, height_ratios=[3.0] * rows + [2.4])
     palette = colormaps["tab10" if result.config.classes <= 10 else "tab20"]
     colors = [palette(c) for c in range(result.config.classes)]
     limit = result.snapshots[0].points.abs().max().item()
     for place, snapshot in enumerate(result.snapshots):
-        axes = figure.add_subplot(grid[place // columns, place % columns], projection="3d")
+        with rc_context({"grid.color": FAINT}):
+            axes = figure.add_subplot(grid[place // columns, place % columns], projection="3d")
         for points, color in zip(snapshot.points, colors, strict=True):
             axes.scatter(*points.T.tolist(), s=5, color=color, linewidths=0, rasterized=True)
         axes.set(xlim=(-limit, limit), ylim=(-limit, limit), zlim=(-limit, limit))
         axes.set_box_aspect((1, 1, 1), zoom=1.15)
         for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
             axis.set_ticklabels([])
+            axis.line.set_color(FAINT)
+            axis.set_pane_color("white")
         name = "Raw" if snapshot.iteration == 0 else f"Iteration {snapshot.iteration}"
-        axes.set_title(f"{name}\nenergy off the lines ≤ {snapshot.worst_off_line:.2g}", fontsize=9)
+        axes.set_title(
+            f"{name}\nenergy off the lines ≤ {snapshot.worst_off_line:.2g}", fontsize=9.5, color=INK
+        )
     axes = figure.add_subplot(grid[rows, :])
     by_class = zip(*result.off_line_history, strict=True)
-    for label, (values, color) in enumerate(zip(by_class, colors, strict=True)):
-        axes.plot([max(v, 1e-16) for v in values], color=color, linewidth=1, label=f"class {label}")
+    tidy(axes, "Energy off the line, by class", "iteration")
+    drawn = [
+        axes.plot([max(v, 1e-16) for v in values], color=color, linewidth=1.4)[0]
+        for values, color in zip(by_class, colors, strict=True)
+    ]
     for snapshot in result.snapshots:
-        axes.axvline(snapshot.iteration, color="0.85", linewidth=0.8, zorder=0)
-    axes.set(yscale="log", xlabel="iteration", ylabel="energy off the line")
-    axes.set_xlim(0, result.config.iterations)
-    axes.legend(ncols=5, fontsize=7, loc="lower left")
+        axes.axvline(snapshot.iteration, color=FAINT, linewidth=0.8, zorder=0)
+    axes.set(yscale="log", xlim=(0, result.config.iterations))
+    names = [f"class {label}" for label in range(len(drawn))]
+    plain_legend(axes, drawn, names, ncols=5, loc="lower left")
     figure.suptitle(
         f"{result.config.classes} noisy classes in R³, compressed onto lines by the linear attention "
-        "variant of CBSA (paper figure 3d)",
+        "variant of CBSA",
         fontsize=11,
+        color=INK,
     )
     return figure
 

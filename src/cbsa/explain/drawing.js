@@ -65,12 +65,32 @@ function drawPicture(context, source, width, height) {
   context.imageSmoothingEnabled = true;
 }
 
-// A map over a picture: the picture in grey, the more covered the higher.
+// How much of the picture a map covers: the more the higher.
+const covering = (share) => 0.15 + 0.67 * share;
+
+// A map over a picture, which is grey below it.
 function drawHeat(context, view, map, heat, width, height) {
   drawPicture(context, view.grey, width, height);
   context.fillStyle = "rgb(0 0 0 / 58%)"; // so that bright patches are bright by the map
   context.fillRect(0, 0, width, height);
-  drawSharp(context, patchCanvas(view.grid, heatOf(map, heat, (share) => 0.15 + 0.67 * share)), width, height);
+  drawSharp(context, patchCanvas(view.grid, heatOf(map, heat, covering)), width, height);
+}
+
+// What the colours of a map stand for: a bar from the lowest value to the highest. Returns the element, and what
+// writes the values of another map.
+function createScale(heat) {
+  const [low, high] = [el("span"), el("span")];
+  const levels = Float64Array.from({ length: 256 }, (_, i) => i);
+  const bar = patchCanvas([1, 256], heatOf(levels, { ...heat, stretched: false }, covering));
+  bar.setAttribute("aria-hidden", "true");
+  const box = el("div", { class: "scale" }, low, bar, high);
+  const show = (map) => {
+    box.hidden = map === null;
+    if (map === null) return;
+    low.textContent = heat.stretched ? percent(map.reduce((least, value) => Math.min(least, value))) : "0 %";
+    high.textContent = percent(largestOf(map));
+  };
+  return { box, show };
 }
 
 // Lines between patches.

@@ -14,7 +14,8 @@ function createImageView(column, view, state, page) {
   const caption = el("p", { class: "caption" });
   const bare = el("input", { type: "checkbox" });
   const toggle = el("label", { class: "check" }, bare, " image alone");
-  const under = el("div", { class: "under" }, caption, otherTokens(view), toggle);
+  const scale = createScale(page.heat);
+  const under = el("div", { class: "under" }, scale.box, caption, otherTokens(view), toggle);
   column.append(el("div", { class: "stage-box" }, canvas, under));
 
   const keep = (place) => state.set({ token: place, hover: undefined, representative: null });
@@ -42,6 +43,7 @@ function createImageView(column, view, state, page) {
     const [layer, head] = [layerOf(current, view), headOf(current, view)];
     const map = chosenMap(view, token, layer, head);
     const { context, width, height } = prepare(canvas);
+    scale.show(bare.checked ? null : map);
     if (map && !bare.checked) drawHeat(context, view, map, page.heat, width, height);
     else drawPicture(context, view.picture, width, height);
     if (width / columns > 5) drawGrid(context, view.grid, width, height);

@@ -80,7 +80,8 @@ function createRepresentativesView(column, view, state, page) {
     drawBorders(context, view.grid, (i) => patches[i], width, height, "rgb(0 0 0 / 55%)", 1);
     drawBorders(context, view.grid, (i) => patches[i] === r, width, height, "#fff", 2.5);
     const used = new Set(patches).size;
-    regions.caption.textContent = `Layer ${layer + 1}, head ${head + 1}: ${used} of ${colours.length} representatives ` +
+    const which = headOf(state.get(), view) < 0 ? `head ${head + 1} (choose another above)` : `head ${head + 1}`;
+    regions.caption.textContent = `Layer ${layer + 1}, ${which}: ${used} of ${colours.length} representatives ` +
       "gather some patch most. Like colours, like representatives.";
   }
 

@@ -59,7 +59,7 @@ def _draw_trend(axes: Axes, measured: ReducedCodingRates, styles: list[dict[str,
 def _draw_scatter(figure: Figure, axes: Axes, measured: ReducedCodingRates) -> None:
     layers, heads = measured.tokens.shape
     r = measured.correlation
-    said = "not defined (one is constant)" if math.isnan(r) else f"{r:.2f}"
+    said = "not defined (one is constant)" if math.isnan(r) else f"{r:.2f}".replace("-", "−")
     tidy(axes, f"r = {said}", "tokens, nats", "representatives, nats")
     axes.grid(axis="x", color=FAINT, linewidth=0.8)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
