@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,6 +123,9 @@ def test_wrong_settings_of_a_run(root, tmp_path):
     assert "larger than the training set" in fail(*common, f"data.root={root}", "batch_size=64", *out)
     assert "heds" in fail(*common, f"data.root={root}", "model.decoder_kwargs.heds=3", *out)
     assert "no such model" in fail(*common, f"data.root={root}", "model.encoder=resnet99", *out)
+    assert "in_chans=1, but images are read in RGB" in fail(
+        *common, f"data.root={root}", "model.encoder_kwargs.in_chans=1", *out
+    )
 
 
 # --- eval ------------------------------------------------------------------------------------------------
@@ -184,6 +188,7 @@ def test_wrong_targets(run, tmp_path):
     assert "has no config.json: it is not the folder of a run" in fail("eval", tmp_path)
     assert "give model.weights=FILE_OR_FOLDER" in fail("eval", "camvid_cbt_tiny")
     assert "--checkpoint='first'" in fail("eval", folder, "--checkpoint", "first")
+    assert f"cannot write to {tmp_path}: it is a folder" in fail("eval", folder, "-o", tmp_path)
     assert "has 3 classes, but data.dataset='voc' has 21" in fail("eval", folder, *_voc(tmp_path))
     result = CliRunner().invoke(app, ["eval", str(folder)], env=WIDE)
     assert result.exit_code == 2
@@ -202,12 +207,16 @@ def _voc(root):
 
 
 def test_predict(run, root, tmp_path):
-    """A folder within a folder, a grey image and a file that is none."""
+    """A folder within a folder, by a link, a grey image and a file that is none."""
     folder, _ = run
     images = tmp_path / "in"
     save(images / "a/one.jpg", scene(3, 30, 21)[0])
     save(images / "two.png", scene(4)[0][:, :, 0])
     (images / "three.png").write_bytes(b"no image")
+    (tmp_path / "elsewhere").mkdir()
+    (images / "a/one.jpg").rename(tmp_path / "elsewhere/one.jpg")
+    (images / "a").rmdir()
+    (images / "a").symlink_to(tmp_path / "elsewhere")
     out = tmp_path / "out"
     output = succeed("predict", folder, images, "-o", out)
     assert "cannot read" in output
@@ -295,6 +304,13 @@ def test_progress_counts_every_image(run, tmp_path):
     assert seen == [(1, 3), (2, 3), (3, 3)]
     assert result.pixels.sum() == 3 * 24 * 32
     assert len(find_images([tmp_path / "0.png", tmp_path / "1.png"])) == 2
+
+
+def test_names_of_a_set_in_the_home_folder(tmp_path, monkeypatch):
+    write_folder(tmp_path / "set", train=1, val=0)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data = replace(segment_recipe("camvid_cbt_tiny").data, dataset="folder", root="~/set")
+    assert names_of(data, 3) == list(CLASSES)
 
 
 def test_palettes_and_names():

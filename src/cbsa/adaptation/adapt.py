@@ -109,8 +109,8 @@ def check_block(vit: nn.Module, index: int, swap: Style | None) -> None:
         raise TypeError(f"cannot adapt layer {index}: a {type(block).__name__} has no attention of its own")
     if "forward" in vars(attention):
         raise ValueError(
-            f"layer {index}: the forward of its attention was replaced on the module itself, and would run in "
-            "place of the style's: undo that, and do it after adapting"
+            f"layer {index}: the forward of its attention was replaced on the module itself, and would run "
+            "in place of the style's: undo that, and do it after adapting"
         )
     if swap is not None:
         _adapted_class(attention)

@@ -14,6 +14,7 @@ from cbsa._files import prepare_folder, write_atomically
 from cbsa.data import CorruptLog, normalise
 from cbsa.data.decode import EXTENSIONS, check_encoded_size, decode_image, to_channels
 from cbsa.data.joint import EvalImage
+from cbsa.data.sources.listing import image_files
 from cbsa.segmentation import Segmenter
 from cbsa.segmentation.windows import segment
 from cbsa.train.segmentation.config import SegmentConfig
@@ -49,10 +50,10 @@ def find_images(given: Sequence[Path]) -> list[tuple[Path, Path]]:
         if path.is_file():
             found.append((path, Path(path.stem)))
         elif path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in EXTENSIONS and p.is_file())
+            inside = sorted(Path(name) for name in image_files(path))
             if not inside:
                 raise FileNotFoundError(f"{path} holds no image ({', '.join(EXTENSIONS)})")
-            found += [(p, p.relative_to(path).with_suffix("")) for p in inside]
+            found += [(path / name, name.with_suffix("")) for name in inside]
         else:
             raise FileNotFoundError(f"{path}: there is no such file or folder")
     if not found:

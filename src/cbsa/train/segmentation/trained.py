@@ -71,6 +71,10 @@ def build_segmenter(config: SegmentConfig, num_classes: int) -> Segmenter:
             )
         except TypeError as error:
             raise ValueError(f"model.encoder_kwargs or model.decoder_kwargs: {error}") from error
+    if model.in_chans != 3:
+        raise ValueError(
+            f"the encoder has in_chans={model.in_chans}, but images are read in RGB: leave it at 3"
+        )
     model.set_normalization(*config.data.normalization)
     model.about = About(
         tuple(names_of(config.data, num_classes)),
