@@ -43,6 +43,11 @@ def settle(config: SegmentConfig) -> SegmentConfig:
 
 def _with_normalization(config: SegmentConfig, values: dict[str, list[float]]) -> SegmentConfig:
     data = config.data
+    if len(values["mean"]) != 3:
+        raise ValueError(
+            f"the encoder takes images with in_chans={len(values['mean'])}, but those of segmentation are "
+            "read in RGB: take one with 3"
+        )
     mean, std = data.mean or tuple(values["mean"]), data.std or tuple(values["std"])
     return replace(config, data=replace(data, mean=mean, std=std))
 
