@@ -256,6 +256,22 @@ def test_predict_by_a_saved_segmenter(run, root, tmp_path):
         assert np.array_equal(np.array(labels), np.array(Image.open(tmp_path / "b/labels" / path.name)))
 
 
+def test_photographs_are_turned_upright(run, tmp_path):
+    folder, _ = run
+    pixels, exif = scene(3, 30, 21)[0], Image.Exif()
+    exif[0x112] = 6  # to be turned by 90° clockwise
+    (tmp_path / "in").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "in/lying.png", exif=exif)
+    save(tmp_path / "in/upright.png", np.rot90(pixels, -1))
+    succeed("predict", folder, tmp_path / "in", "-o", tmp_path / "out")
+    for kind in ("labels", "overlays"):
+        lying, upright = (
+            np.array(Image.open(tmp_path / f"out/{kind}/{n}.png")) for n in ("lying", "upright")
+        )
+        assert lying.shape[:2] == (21, 30)
+        assert np.array_equal(lying, upright)
+
+
 def test_predict_by_a_segmenter_that_was_never_trained(tmp_path):
     """One that ``save_segmenter`` wrote in Python says nothing of its classes."""
     model = create_segmenter("cbt_tiny_patch4_32", "cbt", 3, encoder_kwargs={"depth": 1})

@@ -57,7 +57,7 @@ def adapt_transformers(model: Model, style: Style, copy: bool) -> Model:
     layouts = {id(a.cbsa_layout): a.cbsa_layout for a in attentions if hasattr(a, _LAYOUT)}.values()
     original = config._attn_implementation or ORIGINAL
     if original in IMPLEMENTATIONS:
-        original = next((old.original for old in layouts), ORIGINAL)
+        original = next((old.original for old in layouts if old.original), ORIGINAL)
     implementation = by_style.get(style.name, original)
     model.set_attn_implementation({tower: implementation} if tower else implementation)
     for old in layouts:

@@ -42,10 +42,10 @@ class MapLayout(TokenLayout):
 
     Args:
         num_prefix_tokens: tokens before the patches.
-        original: name of the attention that the model had, to go back to.
+        original: name of the attention that an adapted model had, to go back to.
     """
 
-    def __init__(self, num_prefix_tokens: int, original: str) -> None:
+    def __init__(self, num_prefix_tokens: int, original: str = "") -> None:
         super().__init__(num_prefix_tokens)
         self.original = original
 

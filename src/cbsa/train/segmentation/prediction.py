@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from cbsa._checks import check_number
 from cbsa._files import prepare_folder, write_atomically
@@ -127,9 +127,10 @@ def predict(
 
 
 def _read(path: Path) -> Image.Image:
+    """Decode a photograph, upright as its EXIF orientation says."""
     with open(path, "rb") as file:
         check_encoded_size(os.fstat(file.fileno()).st_size)
-        return to_channels(decode_image(file.read()), 3)
+        return to_channels(ImageOps.exif_transpose(decode_image(file.read())), 3)
 
 
 def _save(image: Image.Image, path: Path) -> None:
