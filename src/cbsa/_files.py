@@ -35,6 +35,13 @@ def write_text_atomically(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
+def prepare_file(path: Path) -> None:
+    """Create the folder of a file for results, and refuse a path that is a folder itself, likewise."""
+    if path.is_dir():
+        raise ValueError(f"cannot write to {path}: it is a folder; give the name of a file")
+    prepare_folder(path.parent)
+
+
 def prepare_folder(folder: Path) -> None:
     """Create the folder for results, before work is done that would be lost without it."""
     try:

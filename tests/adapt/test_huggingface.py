@@ -296,6 +296,18 @@ def test_the_documented_snippet_runs(tmp_path, monkeypatch):
     exec(compile(code, "snippet", "exec"), {})
 
 
+def test_softmax_goes_back_to_the_attention_there_was():
+    """So that a model whose weights were shown shows them again."""
+    model, images = make(), pixels()
+    model.set_attn_implementation("eager")
+    weights = model(images, output_attentions=True).attentions
+    for style in ("softmax", "agent", "cbsa", "softmax"):
+        cbsa.adapt(model, style, representatives=(2, 3))
+    again = model(images, output_attentions=True).attentions
+    assert model.config._attn_implementation == "eager"
+    assert all(torch.equal(a, b) for a, b in zip(again, weights, strict=True))
+
+
 def test_refusals():
     model = make("vit", attention_probs_dropout_prob=0.1)
     model.set_attn_implementation("cbsa_agent")

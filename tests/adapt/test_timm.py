@@ -12,7 +12,7 @@ import cbsa
 from cbsa.adaptation import AdaptedAttention, AgentAttention, CBSAStarAttention, LinearKernelAttention
 from cbsa.adaptation.style import Style
 from tests.adapt import formulas
-from tests.adapt.vits import KINDS, ROTARY, images, make
+from tests.adapt.vits import KINDS, ROTARY, SMALL, images, make
 from tests.compare import assert_close, relative_error
 
 FORMULAS = {
@@ -142,6 +142,19 @@ def test_training_with_checkpointing_and_compiled(kind, style):
         assert_close(a, t, 1e-8)
 
 
+def test_what_an_attention_was_compiled_to_does_not_outlive_it():
+    model, plain = make(), make()
+    plain.load_state_dict(model.state_dict())
+    x = images(model)
+    for style in ("agent", "softmax"):
+        for block in model.blocks:
+            block.attn.compile(backend="eager")
+        model(x)
+        for vit in (model, plain):
+            cbsa.adapt(vit, style, representatives=(3, 2))
+        assert torch.equal(model(x), plain(x))
+
+
 def test_saved_whole_and_loaded():
     model = cbsa.adapt(make(), "cbsa")
     pixels, file = images(model), io.BytesIO()
@@ -214,6 +227,10 @@ def test_refusals_name_the_model():
     }.items():
         with torch.device("meta"), pytest.raises(TypeError, match=message):
             cbsa.adapt(timm.create_model(name))
+    extractor = timm.create_model("vit_tiny_patch16_224", features_only=True, **(SMALL | {"num_classes": 0}))
+    for wrapper, place in ((extractor, r"\.model"), (torch.nn.DataParallel(make()), r"\.module")):
+        with pytest.raises(TypeError, match=rf"a VisionTransformer in it, {place}: adapt that one"):
+            cbsa.adapt(wrapper)
     with pytest.raises(TypeError, match="layer 0: a ParallelScalingBlock"):
         cbsa.adapt(make(block_fn=timm.models.vision_transformer.ParallelScalingBlock))
     with pytest.raises(TypeError, match="attention of type DiffAttention"):
@@ -225,6 +242,16 @@ def test_refusals_name_the_model():
             cbsa.adapt(make(kind, patch_drop_rate=0.5))
     with pytest.raises(ValueError, match=r"attn_drop=0\.1.*attn_drop_rate=0"):
         cbsa.adapt(make(attn_drop_rate=0.1))
+
+
+@pytest.mark.parametrize("style", ["agent", "softmax"])
+def test_a_forward_that_was_put_on_an_attention_is_not_taken_along(style):
+    model = make() if style == "agent" else cbsa.adapt(make(), "agent")
+    attention = model.blocks[1].attn
+    attention.forward = attention.forward  # as accelerate's hooks and recipes that show attention maps do
+    with pytest.raises(ValueError, match=r"layer 1: the forward of its attention was replaced .*undo that"):
+        cbsa.adapt(model, style)
+    assert model.blocks[1].attn is attention
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """Images with masks, in the layouts of Oxford-IIIT Pets and PASCAL VOC 2012, written here."""
 
+import io
 import os
 import pickle
+import struct
+import zlib
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +22,7 @@ from cbsa.data import (
     open_voc,
     segmentation_loader,
 )
+from cbsa.data.sources.masks import decode_mask
 from tests.data.real import real_data
 from tests.data.samples import encode, pixels
 
@@ -97,6 +101,63 @@ def test_voc_reads_indices_of_the_palette(tmp_path, inside):
         image, mask = source.read(i)
         assert image.size == (10, 6)
         assert np.array_equal(mask, labels(i, 6, 10, (0, 5, 20, 255)))
+
+
+def grey_png(mask, bits):
+    """A grey PNG of so many bits a pixel, as its specification has it: rows packed from the highest bit."""
+    rows = b"".join(b"\0" + row for row in packed(mask, bits))
+    size = struct.pack(">IIBBBBB", mask.shape[1], mask.shape[0], bits, 0, 0, 0, 0)
+    chunks = (b"IHDR", size), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
+
+
+def grey_tiff(mask, bits):
+    """The same as a TIFF of one strip."""
+    strip = b"".join(packed(mask, bits))
+    strip += b"\0" * (len(strip) % 2)
+    height, width = mask.shape
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: len(strip)}
+    entries = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<I", 8 + len(strip)) + strip + struct.pack("<H", 9) + entries + b"\0" * 4
+
+
+def packed(mask, bits):
+    for row in mask:
+        digits = "".join(f"{label:0{bits}b}" for label in row)
+        yield bytes(int(digits[i : i + 8].ljust(8, "0"), 2) for i in range(0, len(digits), 8))
+
+
+@pytest.mark.parametrize("encoder", [grey_png, grey_tiff])
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_labels_are_the_integers_of_the_file(encoder, bits):
+    """Programs that make files smaller leave out the bits that no label needs."""
+    mask = np.random.default_rng(bits).integers(0, 2**bits, (5, 7))
+    assert np.array_equal(decode_mask(encoder(mask, bits)), mask)
+
+
+def test_palettes_of_few_bits():
+    mask = labels(0, 5, 7, (0, 1, 2, 3))
+    for bits in (2, 4, 8):
+        file = io.BytesIO()
+        palette(mask).save(file, "PNG", bits=bits)
+        assert np.array_equal(decode_mask(file.getvalue()), mask)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (lambda mask: encode(mask, "JPEG"), r"\(PNG, BMP, TIFF, GIF\), got JPEG: make it anew"),
+        (lambda mask: b"P5\n7 5\n3\n" + mask.tobytes(), "got PPM"),  # 3 is its brightest grey: 255 to Pillow
+        (lambda mask: encode(np.stack([mask] * 3, -1)), "got mode 'RGB': save the label of each pixel"),
+        (lambda mask: encode(mask.astype(np.uint16)), "got mode 'I;16'"),
+    ],
+)
+def test_masks_that_do_not_keep_their_labels_are_refused(data, message):
+    with pytest.raises(ValueError, match=message):
+        decode_mask(data(labels(0, 5, 7, (0, 1, 2, 3))))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,6 +123,9 @@ def test_wrong_settings_of_a_run(root, tmp_path):
     assert "larger than the training set" in fail(*common, f"data.root={root}", "batch_size=64", *out)
     assert "heds" in fail(*common, f"data.root={root}", "model.decoder_kwargs.heds=3", *out)
     assert "no such model" in fail(*common, f"data.root={root}", "model.encoder=resnet99", *out)
+    assert "in_chans=1, but images are read in RGB" in fail(
+        *common, f"data.root={root}", "model.encoder_kwargs.in_chans=1", *out
+    )
 
 
 # --- eval ------------------------------------------------------------------------------------------------
@@ -184,6 +188,7 @@ def test_wrong_targets(run, tmp_path):
     assert "has no config.json: it is not the folder of a run" in fail("eval", tmp_path)
     assert "give model.weights=FILE_OR_FOLDER" in fail("eval", "camvid_cbt_tiny")
     assert "--checkpoint='first'" in fail("eval", folder, "--checkpoint", "first")
+    assert f"cannot write to {tmp_path}: it is a folder" in fail("eval", folder, "-o", tmp_path)
     assert "has 3 classes, but data.dataset='voc' has 21" in fail("eval", folder, *_voc(tmp_path))
     result = CliRunner().invoke(app, ["eval", str(folder)], env=WIDE)
     assert result.exit_code == 2
@@ -202,12 +207,16 @@ def _voc(root):
 
 
 def test_predict(run, root, tmp_path):
-    """A folder within a folder, a grey image and a file that is none."""
+    """A folder within a folder, by a link, a grey image and a file that is none."""
     folder, _ = run
     images = tmp_path / "in"
     save(images / "a/one.jpg", scene(3, 30, 21)[0])
     save(images / "two.png", scene(4)[0][:, :, 0])
     (images / "three.png").write_bytes(b"no image")
+    (tmp_path / "elsewhere").mkdir()
+    (images / "a/one.jpg").rename(tmp_path / "elsewhere/one.jpg")
+    (images / "a").rmdir()
+    (images / "a").symlink_to(tmp_path / "elsewhere")
     out = tmp_path / "out"
     output = succeed("predict", folder, images, "-o", out)
     assert "cannot read" in output
@@ -245,6 +254,22 @@ def test_predict_by_a_saved_segmenter(run, root, tmp_path):
         labels = Image.open(path)
         assert labels.getpalette()[:9] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
         assert np.array_equal(np.array(labels), np.array(Image.open(tmp_path / "b/labels" / path.name)))
+
+
+def test_photographs_are_turned_upright(run, tmp_path):
+    folder, _ = run
+    pixels, exif = scene(3, 30, 21)[0], Image.Exif()
+    exif[0x112] = 6  # to be turned by 90° clockwise
+    (tmp_path / "in").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "in/lying.png", exif=exif)
+    save(tmp_path / "in/upright.png", np.rot90(pixels, -1))
+    succeed("predict", folder, tmp_path / "in", "-o", tmp_path / "out")
+    for kind in ("labels", "overlays"):
+        lying, upright = (
+            np.array(Image.open(tmp_path / f"out/{kind}/{n}.png")) for n in ("lying", "upright")
+        )
+        assert lying.shape[:2] == (21, 30)
+        assert np.array_equal(lying, upright)
 
 
 def test_predict_by_a_segmenter_that_was_never_trained(tmp_path):
@@ -295,6 +320,13 @@ def test_progress_counts_every_image(run, tmp_path):
     assert seen == [(1, 3), (2, 3), (3, 3)]
     assert result.pixels.sum() == 3 * 24 * 32
     assert len(find_images([tmp_path / "0.png", tmp_path / "1.png"])) == 2
+
+
+def test_names_of_a_set_in_the_home_folder(tmp_path, monkeypatch):
+    write_folder(tmp_path / "set", train=1, val=0)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data = replace(segment_recipe("camvid_cbt_tiny").data, dataset="folder", root="~/set")
+    assert names_of(data, 3) == list(CLASSES)
 
 
 def test_palettes_and_names():

@@ -63,6 +63,28 @@ def test_an_image_without_a_mask_is_named(tmp_path):
         open_val("folder", tmp_path)
 
 
+def test_an_image_with_several_masks_is_named(tmp_path):
+    write_folder(tmp_path)
+    save(tmp_path / "masks/val/002.bmp", mask_of(0))
+    with pytest.raises(ValueError, match=r"val/002.png has several masks in .*: 002.bmp, 002.png; keep one"):
+        open_val("folder", tmp_path)
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path):
+    """Folders that lie elsewhere, as large sets do; macOS's companions of files are no images."""
+    write_folder(tmp_path / "set")
+    for kind in ("images", "masks"):
+        (tmp_path / f"set/{kind}/val").rename(tmp_path / kind)
+        (tmp_path / f"set/{kind}/val").mkdir()
+        (tmp_path / f"set/{kind}/val/linked").symlink_to(tmp_path / kind)
+    (tmp_path / "images/again").symlink_to(tmp_path / "images")
+    (tmp_path / "images/up").symlink_to(tmp_path / "set/images")
+    (tmp_path / "images/._000.png").write_bytes(b"resource fork")
+    source = open_val("folder", tmp_path / "set")
+    assert [source.masks.images[i] for i in range(2)] == [f"images/val/linked/00{i}.png" for i in range(2)]
+    assert len(source) == 5
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_ade20k(tmp_path, nested):
     root = tmp_path / "ADEChallengeData2016" if nested else tmp_path
@@ -251,7 +273,7 @@ def test_wrong_folders_are_named(tmp_path):
         with pytest.raises(FileNotFoundError, match=message):
             open_val(dataset, tmp_path)
     write_folder(tmp_path)
-    with pytest.raises(FileNotFoundError, match="images/dev is missing"):
+    with pytest.raises(FileNotFoundError, match=r"images/dev is missing: .*images has train, val; data"):
         open_val("folder", tmp_path, val_split="dev")
     with pytest.raises(ValueError, match=r"split='../x' is not the name of a split"):
         open_val("folder", tmp_path, val_split="../x")

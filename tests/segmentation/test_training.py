@@ -232,6 +232,14 @@ def test_where_the_normalisation_comes_from(root, trained, tmp_path):
     assert model.normalization == {"mean": [0.1] * 3, "std": [0.3] * 3}
 
 
+def test_an_encoder_of_grey_images_is_refused(root, tmp_path):
+    grey = create_model("cbt_tiny_patch4_32", num_classes=5, embed_dim=16, depth=1, num_heads=2, in_chans=1)
+    grey.pretrained_cfg = {**grey.pretrained_cfg, "mean": [0.1], "std": [0.2]}
+    save_model(grey, tmp_path, architecture="cbt_tiny_patch4_32")
+    with pytest.raises(ValueError, match="in_chans=1, but those of segmentation are read in RGB"):
+        settle(tiny_config(root, f"model.encoder_weights={tmp_path}"))
+
+
 # --- the loss --------------------------------------------------------------------------------------------
 
 

@@ -83,7 +83,7 @@ def check_model(vit: nn.Module) -> None:
             f"cannot adapt a {type(vit).__name__}; supported are timm's VisionTransformer models (ViT, DeiT, "
             "DINOv2, CLIP, SigLIP) and its Eva models (EVA-02, DINOv3, rotary ViTs), not those with relative "
             "positions (Beit), windows (Swin) or packed images (NaFlex), and vision models of transformers "
-            "(ViT, DeiT, DINOv2, SigLIP)"
+            "(ViT, DeiT, DINOv2, SigLIP)" + _inside(vit)
         )
     if isinstance(vit.patch_drop, nn.Module) and not isinstance(vit.patch_drop, nn.Identity):
         raise ValueError(
@@ -92,12 +92,26 @@ def check_model(vit: nn.Module) -> None:
         )
 
 
+def _inside(wrapper: nn.Module) -> str:
+    """Where a wrapper (DDP, a compiled model, timm's feature extraction, …) has what can be adapted."""
+    for name, module in wrapper.named_modules():
+        if isinstance(module, (VisionTransformer, Eva)):
+            kind = type(module).__name__
+            return f". It has a {kind} in it, .{name}: adapt that one, best before wrapping it"
+    return ""
+
+
 def check_block(vit: nn.Module, index: int, swap: Style | None) -> None:
     """Refuse a layer whose attention is not one of timm's plain ones, by name."""
     block = vit.blocks[index]  # type: ignore[index]
     attention = getattr(block, "attn", None)
     if not isinstance(attention, nn.Module):
         raise TypeError(f"cannot adapt layer {index}: a {type(block).__name__} has no attention of its own")
+    if "forward" in vars(attention):
+        raise ValueError(
+            f"layer {index}: the forward of its attention was replaced on the module itself, and would run "
+            "in place of the style's: undo that, and do it after adapting"
+        )
     if swap is not None:
         _adapted_class(attention)
         check_dropout(attention)

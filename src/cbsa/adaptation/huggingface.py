@@ -29,7 +29,7 @@ except ImportError as error:
     raise ImportError(f"{error}: it comes with pip install 'cbsa[transformers]'") from error
 
 IMPLEMENTATIONS = {"cbsa_star": "cbsa", "cbsa_agent": "agent", "cbsa_linear": "linear"}
-ORIGINAL = "sdpa"  # what style="softmax" goes back to
+ORIGINAL = "sdpa"  # what style="softmax" goes back to in a model that came with an attention of ours
 # Of a style, in the config with "cbsa_" before.
 _OPTIONS = ("representatives", "kernel", "broadcast_scale", "broadcast")
 Model = TypeVar("Model", bound=nn.Module)
@@ -53,12 +53,16 @@ def adapt_transformers(model: Model, style: Style, copy: bool) -> Model:
     model = copying.deepcopy(model) if copy else model
     config = getattr(model.config, tower) if tower else model.config
     by_style = {name: implementation for implementation, name in IMPLEMENTATIONS.items()}
-    implementation = by_style.get(style.name, ORIGINAL)
-    model.set_attn_implementation({tower: implementation} if tower else implementation)
     attentions = attentions_of(model, config)
-    for old in {id(a.cbsa_layout): a.cbsa_layout for a in attentions if hasattr(a, _LAYOUT)}.values():
+    layouts = {id(a.cbsa_layout): a.cbsa_layout for a in attentions if hasattr(a, _LAYOUT)}.values()
+    original = config._attn_implementation or ORIGINAL
+    if original in IMPLEMENTATIONS:
+        original = next((old.original for old in layouts if old.original), ORIGINAL)
+    implementation = by_style.get(style.name, original)
+    model.set_attn_implementation({tower: implementation} if tower else implementation)
+    for old in layouts:
         old.leave()
-    if implementation == ORIGINAL:
+    if implementation == original:
         for attention in attentions:
             vars(attention).pop(_LAYOUT, None)
         for name in (_SAVED, _MARK):
@@ -67,7 +71,7 @@ def adapt_transformers(model: Model, style: Style, copy: bool) -> Model:
     for option in _OPTIONS:
         setattr(config, f"cbsa_{option}", getattr(style, option))
     setattr(config, _MARK, implementation)
-    layout = MapLayout(prefix_tokens(config))
+    layout = MapLayout(prefix_tokens(config), original)
     layout.follow(patch_embedding(model))
     for attention in attentions:
         setattr(attention, _LAYOUT, layout)

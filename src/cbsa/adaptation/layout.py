@@ -38,7 +38,16 @@ class TokenLayout:
 
 
 class MapLayout(TokenLayout):
-    """The same for a patch embedding that is a convolution: its maps (B, C, h, w) show the grid."""
+    """The same for a patch embedding that is a convolution: its maps (B, C, h, w) show the grid.
+
+    Args:
+        num_prefix_tokens: tokens before the patches.
+        original: name of the attention that an adapted model had, to go back to.
+    """
+
+    def __init__(self, num_prefix_tokens: int, original: str = "") -> None:
+        super().__init__(num_prefix_tokens)
+        self.original = original
 
     def _see(self, patch_embed: nn.Module, images: tuple[Tensor, ...], patches: Tensor) -> None:
         self.grid = tuple(patches.shape[-2:])

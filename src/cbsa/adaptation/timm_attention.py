@@ -137,9 +137,13 @@ def check_dropout(attention: Any) -> None:
 
 
 def _with_modules_of(cls: type[_Module], module: nn.Module) -> _Module:
-    """A module of class ``cls`` that shares parameters, submodules and settings with another."""
+    """A module of class ``cls`` that shares parameters, submodules and settings with another.
+
+    What ``module.compile()`` made of that one stays behind: it is that one's forward.
+    """
     new = cls.__new__(cls)
     nn.Module.__init__(new)
     for name, value in vars(module).items():
-        vars(new)[name] = value.copy() if isinstance(value, dict) else value  # _parameters, _modules, hooks
+        if name != "_compiled_call_impl":
+            vars(new)[name] = value.copy() if isinstance(value, dict) else value  # _parameters, hooks, …
     return new

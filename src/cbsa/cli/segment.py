@@ -77,12 +77,15 @@ def evaluate(
     A run knows its data; a saved segmenter is told of them: data.dataset=camvid data.root=/data/camvid.
     Several scales: windows.scales=0.5,0.75,1,1.25,1.5,1.75 windows.flip=true
     """
+    from cbsa._files import prepare_file
     from cbsa.data.segmentation_source import split_of
     from cbsa.train.segmentation.assess import assess_segmenter
     from cbsa.train.segmentation.task import numbers
 
     console = Console(quiet=not is_main())
     with friendly():
+        if out is not None and is_main():
+            prepare_file(out)
         config, model = _open(target, settings, checkpoint)
         result = assess_segmenter(config, model, console)
     content = {
@@ -93,7 +96,6 @@ def evaluate(
     }
     _print_scores(console, content, f"{escape(target)} on {config.data.dataset}")
     if out is not None and is_main():
-        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(content, indent=2) + "\n")
         console.print(f"Written: {escape(str(out))}", soft_wrap=True)
 

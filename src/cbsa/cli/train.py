@@ -84,7 +84,7 @@ def evaluate(
 ) -> None:
     """Evaluate weights on the evaluation split: accuracy, loss, and the accuracy of each class."""
     from cbsa._checks import check_choice
-    from cbsa._files import prepare_folder
+    from cbsa._files import prepare_file
     from cbsa.report import per_class_accuracy
     from cbsa.train import RECIPES
     from cbsa.train.assess import CHOICES, assess, config_of_run
@@ -94,7 +94,7 @@ def evaluate(
     with friendly():
         check_choice("--checkpoint", checkpoint, CHOICES)
         if out is not None and is_main():
-            prepare_folder(out.parent)
+            prepare_file(out)
         folder = Path(target)
         if folder.is_dir():
             config = override(config_of_run(folder, checkpoint), settings or [])

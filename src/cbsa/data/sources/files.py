@@ -10,6 +10,7 @@ from PIL import Image
 from cbsa.data.config import DataConfig
 from cbsa.data.decode import EXTENSIONS, check_encoded_size, decode_image
 from cbsa.data.source import ImageSource, Labels, check_labels
+from cbsa.data.sources.listing import image_files
 from cbsa.data.sources.splits import choose_split, find_root
 
 _MOST_NAMED = 5  # class folders that an error lists
@@ -60,7 +61,7 @@ def open_folder(config: DataConfig, train: bool) -> ImageSource:
     _check_same_classes(root, split, classes, other)
     paths, labels = [], []
     for label, name in enumerate(classes):
-        found = _list_images(root / split, name)
+        found = [os.path.join(name, path) for path in image_files(root / split / name)]
         if not found:
             raise ValueError(f"{root / split / name} holds no image ({', '.join(EXTENSIONS)})")
         paths += found
@@ -73,14 +74,6 @@ def _list_classes(folder: Path) -> list[str]:
     if not classes:
         raise FileNotFoundError(f"{folder} has no class folders: expected {folder}/CLASS/….jpg")
     return classes
-
-
-def _list_images(folder: Path, name: str) -> list[str]:
-    paths = []
-    for parent, _, files in sorted(os.walk(folder / name, followlinks=True)):
-        inside = os.path.relpath(parent, folder)
-        paths += [os.path.join(inside, file) for file in sorted(files) if file.lower().endswith(EXTENSIONS)]
-    return paths
 
 
 def _check_same_classes(root: Path, split: str, classes: list[str], other: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cbsa.data.decode import EXTENSIONS
+from cbsa.data.sources.listing import image_files
 from cbsa.data.sources.masks import FileMasks, MaskSource, list_names
 
 _MOST_NAMED = 5  # files that an error lists
@@ -46,14 +47,17 @@ def open_cityscapes(root: Path, split: str) -> MaskSource:
             raise FileNotFoundError(
                 f"{root} has no {folder}/{split}: give the folder with leftImg8bit/ and gtFine/ of Cityscapes"
             )
-    ends = ("_gtFine_labelIds", "_gtFine_labelTrainIds")
-    found = [end for end in ends if any((root / "gtFine" / split).rglob(f"*{end}.png"))]
-    end = found[0] if found else ends[0]
+    own, for_training = "_gtFine_labelIds", "_gtFine_labelTrainIds"
+    masks = list(image_files(root / "gtFine" / split))
+    only_for_training = not any(path.endswith(f"{own}.png") for path in masks) and any(
+        path.endswith(f"{for_training}.png") for path in masks
+    )
+    end = for_training if only_for_training else own
     return _pair(
         root,
         f"leftImg8bit/{split}",
         f"gtFine/{split}",
-        "cityscapes" if end == ends[0] else "cityscapes_train_ids",
+        "cityscapes_train_ids" if only_for_training else "cityscapes",
         mask_of=lambda stem: stem.removesuffix("_leftImg8bit") + end,
     )
 
@@ -132,21 +136,26 @@ def _pair(
     """Images of a folder, with the masks of the same place and name in another; none may be missing."""
     for folder in (images, masks):
         if not (root / folder).is_dir():
-            raise FileNotFoundError(f"{root / folder} is missing")
-    found = [path for path in _list(root / images) if wanted(os.path.basename(path))]
+            raise FileNotFoundError(_missing(root / folder))
+    found = [path for path in sorted(image_files(root / images)) if wanted(os.path.basename(path))]
     if not found:
         raise FileNotFoundError(f"{root / images} holds no image ({', '.join(EXTENSIONS)})")
-    by_stem: dict[str, str] = {}
-    for path in _list(root / masks):
-        by_stem.setdefault(os.path.splitext(path)[0], path)
+    by_stem: dict[str, list[str]] = {}
+    for path in sorted(image_files(root / masks)):
+        by_stem.setdefault(os.path.splitext(path)[0], []).append(path)
     pairs, lacking = [], []
     for path in found:
         parent, name = os.path.split(os.path.splitext(path)[0])
-        mask = by_stem.get(os.path.join(parent, mask_of(name)))
-        if mask is None:
-            lacking.append(path)
+        masks_of_it = by_stem.get(os.path.join(parent, mask_of(name)), [])
+        if len(masks_of_it) > 1:
+            raise ValueError(
+                f"{root / images / path} has several masks in {root / masks}: {', '.join(masks_of_it)}; "
+                "keep one of them"
+            )
+        if masks_of_it:
+            pairs.append((f"{images}/{path}", f"{masks}/{masks_of_it[0]}"))
         else:
-            pairs.append((f"{images}/{path}", f"{masks}/{mask}"))
+            lacking.append(path)
     if lacking:
         shown = ", ".join(lacking[:_MOST_NAMED]) + (", …" if len(lacking) > _MOST_NAMED else "")
         raise FileNotFoundError(
@@ -156,14 +165,10 @@ def _pair(
     return FileMasks(root, [image for image, _ in pairs], [mask for _, mask in pairs], labels)
 
 
-def _list(folder: Path) -> list[str]:
-    """Image files below a folder, relative to it, sorted."""
-    paths = []
-    for parent, _, files in os.walk(folder, followlinks=True):
-        inside = os.path.relpath(parent, folder)
-        paths += [
-            os.path.normpath(os.path.join(inside, file))
-            for file in files
-            if file.lower().endswith(EXTENSIONS)
-        ]
-    return sorted(paths)
+def _missing(folder: Path) -> str:
+    """What to say of a split that is not there: which ones are."""
+    there = sorted(entry.name for entry in folder.parent.glob("*") if entry.is_dir())[:_MOST_NAMED]
+    found = (
+        f"{folder.parent} has {', '.join(there)}" if there else f"{folder.parent} has no folder for a split"
+    )
+    return f"{folder} is missing: {found}; data.train_split and data.val_split name the splits to read"

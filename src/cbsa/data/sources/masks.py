@@ -18,6 +18,8 @@ from cbsa.data.decode import check_encoded_size, decode_image
 from cbsa.data.sources.parquet import _find_files
 
 _MOST_LIST_BYTES = 16 << 20  # of a text file that lists a split
+_MASK_FORMATS = ("PNG", "BMP", "TIFF", "GIF")
+_BRIGHTER = {2: 85, 4: 17}  # by what Pillow multiplies greys of so many bits
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
@@ -54,11 +56,31 @@ class MaskSource(ABC):
 
 
 def decode_mask(data: bytes) -> npt.NDArray[np.uint8]:
-    """Decode a mask (height, width) of 8-bit labels: a grey image, or a palette's indices (VOC's PNGs)."""
+    """Decode a mask (height, width): grey levels of up to 8 bits, or a palette's indices (VOC's PNGs).
+
+    Labels are the integers that the file has: Pillow makes greys of 2 and 4 bits brighter, up to 255, which
+    is undone, and formats that change them are refused.
+    """
     image = decode_image(data)
-    if image.mode not in ("L", "P"):
-        raise ValueError(f"a mask must be an 8-bit grey or palette image, got mode {image.mode!r}")
-    return np.array(image, dtype=np.uint8)
+    if image.format not in _MASK_FORMATS:
+        raise ValueError(
+            f"a mask must be of a format that keeps labels as they are ({', '.join(_MASK_FORMATS)}), got "
+            f"{image.format}: make it anew from its source, as PNG"
+        )
+    if image.mode not in ("1", "L", "P"):
+        raise ValueError(
+            f"a mask must be an 8-bit grey or palette image, got mode {image.mode!r}: save the label of each "
+            "pixel, from 0 to 255, as an 8-bit grey PNG"
+        )
+    labels = np.array(image, dtype=np.uint8)
+    return labels // _BRIGHTER.get(_bits(data, image), 1) if image.mode == "L" else labels
+
+
+def _bits(data: bytes, image: Image.Image) -> int:
+    """Bits of a grey pixel in the file."""
+    if image.format == "PNG":
+        return data[24]  # behind the signature, and length, name, width and height of the header
+    return int(image.tag_v2.get(258, (8,))[0]) if image.format == "TIFF" else 8  # type: ignore[attr-defined]
 
 
 class FileMasks(MaskSource):

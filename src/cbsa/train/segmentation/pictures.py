@@ -48,7 +48,7 @@ def names_of(data: MaskDataConfig, num_classes: int) -> list[str]:
     if labels is not None and len(labels.classes) == num_classes:
         return list(labels.classes)
     try:
-        names = read_class_names(Path(data.root or ""))
+        names = read_class_names(Path(data.root or "").expanduser())
     except (OSError, ValueError):
         names = ()
     return list(names) if len(names) == num_classes else [f"class {i}" for i in range(num_classes)]

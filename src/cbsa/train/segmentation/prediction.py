@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from cbsa._checks import check_number
 from cbsa._files import prepare_folder, write_atomically
 from cbsa.data import CorruptLog, normalise
 from cbsa.data.decode import EXTENSIONS, check_encoded_size, decode_image, to_channels
 from cbsa.data.joint import EvalImage
+from cbsa.data.sources.listing import image_files
 from cbsa.segmentation import Segmenter
 from cbsa.segmentation.windows import segment
 from cbsa.train.segmentation.config import SegmentConfig
@@ -49,10 +50,10 @@ def find_images(given: Sequence[Path]) -> list[tuple[Path, Path]]:
         if path.is_file():
             found.append((path, Path(path.stem)))
         elif path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in EXTENSIONS and p.is_file())
+            inside = sorted(Path(name) for name in image_files(path))
             if not inside:
                 raise FileNotFoundError(f"{path} holds no image ({', '.join(EXTENSIONS)})")
-            found += [(p, p.relative_to(path).with_suffix("")) for p in inside]
+            found += [(path / name, name.with_suffix("")) for name in inside]
         else:
             raise FileNotFoundError(f"{path}: there is no such file or folder")
     if not found:
@@ -126,9 +127,10 @@ def predict(
 
 
 def _read(path: Path) -> Image.Image:
+    """Decode a photograph, upright as its EXIF orientation says."""
     with open(path, "rb") as file:
         check_encoded_size(os.fstat(file.fileno()).st_size)
-        return to_channels(decode_image(file.read()), 3)
+        return to_channels(ImageOps.exif_transpose(decode_image(file.read())), 3)
 
 
 def _save(image: Image.Image, path: Path) -> None:

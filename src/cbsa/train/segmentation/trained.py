@@ -43,6 +43,11 @@ def settle(config: SegmentConfig) -> SegmentConfig:
 
 def _with_normalization(config: SegmentConfig, values: dict[str, list[float]]) -> SegmentConfig:
     data = config.data
+    if len(values["mean"]) != 3:
+        raise ValueError(
+            f"the encoder takes images with in_chans={len(values['mean'])}, but those of segmentation are "
+            "read in RGB: take one with 3"
+        )
     mean, std = data.mean or tuple(values["mean"]), data.std or tuple(values["std"])
     return replace(config, data=replace(data, mean=mean, std=std))
 
@@ -71,6 +76,10 @@ def build_segmenter(config: SegmentConfig, num_classes: int) -> Segmenter:
             )
         except TypeError as error:
             raise ValueError(f"model.encoder_kwargs or model.decoder_kwargs: {error}") from error
+    if model.in_chans != 3:
+        raise ValueError(
+            f"the encoder has in_chans={model.in_chans}, but images are read in RGB: leave it at 3"
+        )
     model.set_normalization(*config.data.normalization)
     model.about = About(
         tuple(names_of(config.data, num_classes)),
