@@ -60,6 +60,7 @@ def test_reproduce_fig_3d_says_where_to_look(tmp_path):
         (("reproduce", "fig-3d", "--step-size", "1e6", "--noise", "1e-3"), "the points diverge at iteration"),
         (("reproduce", "fig-3d", "--out", __file__), "cannot write into"),
         (("reproduce", "fig-complexity", "--out", "/proc/nothing"), "cannot write into /proc/nothing"),
+        (("models", "cbt_tny_patch4_32"), "did you mean 'cbt_tiny_patch4_32'"),
         (("models", "nothing-like-it"), "no model's name contains 'nothing-like-it'"),
         (("export", "-m", "cbt_tiny_patch4_32", "-o", "x.zip"), "x.zip must end in .onnx or .pt2"),
         (("export", "-m", "cbt_tyny_patch4_32", "-o", "x.pt2"), "did you mean 'cbt_tiny_patch4_32'"),

@@ -16,11 +16,12 @@ def models(
     pattern: Annotated[str, typer.Argument(help="Only models whose name contains this.")] = "",
 ) -> None:
     """Show the registered models: parameters, FLOPs and pairwise similarities, beside the paper's."""
+    from cbsa._checks import did_you_mean
     from cbsa.models import MODELS
 
     names = [name for name in MODELS if pattern in name]
     if not names:
-        raise typer.BadParameter(f"no model's name contains {pattern!r}")
+        raise typer.BadParameter(f"no model's name contains {pattern!r}{did_you_mean(pattern, MODELS)}")
     Console().print(cost_table(measure(names)))
 
 
