@@ -79,6 +79,12 @@ def test_bad_arguments_are_named(arguments, message):
     assert isinstance(result.exception, SystemExit)  # a message, and no traceback
 
 
+def test_names_of_models_can_be_read_from_a_pipe():
+    result = CliRunner().invoke(app, ["models", "crate_cbt_tiny_patch4_32"])
+    assert result.exit_code == 0
+    assert "crate_cbt_tiny_patch4_32" in result.stdout
+
+
 def test_a_bad_argument_in_a_process_of_its_own():
     result = run("reproduce", "fig-3d", "--noise", "-1")
     assert result.returncode == 2

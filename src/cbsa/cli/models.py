@@ -11,6 +11,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from cbsa.experiments.complexity import Cost
 
+_WHOLE = 120  # columns of a line in which no name is folded: what a file or a pipe gets
+
 
 def models(
     pattern: Annotated[str, typer.Argument(help="Only models whose name contains this.")] = "",
@@ -22,7 +24,11 @@ def models(
     names = [name for name in MODELS if pattern in name]
     if not names:
         raise typer.BadParameter(f"no model's name contains {pattern!r}{did_you_mean(pattern, MODELS)}")
-    Console().print(cost_table(measure(names)))
+    costs = measure(names)
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, _WHOLE)
+    console.print(cost_table(costs))
 
 
 def measure(names: list[str]) -> "list[Cost]":
