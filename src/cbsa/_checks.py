@@ -17,12 +17,16 @@ def check_choice(argument: str, value: object, choices: Collection[str]) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{argument} must be a string, got {value!r} of type {type(value).__name__}")
     if value not in choices:
-        nearest = difflib.get_close_matches(value, choices, n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
         shown = ", ".join(map(repr, list(choices)[:_MOST_SHOWN]))
         more = f", … ({len(choices)} in all)" if len(choices) > _MOST_SHOWN else ""
-        raise ValueError(f"{argument}={value!r}: expected one of {shown}{more}{hint}")
+        raise ValueError(f"{argument}={value!r}: expected one of {shown}{more}{did_you_mean(value, choices)}")
     return value
+
+
+def did_you_mean(value: str, choices: Collection[str]) -> str:
+    """The end of an error about a name that is none of ``choices``: the nearest ones, if any is near."""
+    nearest = difflib.get_close_matches(value, choices, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
 
 
 def check_int(argument: str, value: object, at_least: int = 1) -> int:

@@ -65,6 +65,7 @@ def test_reproduce_fig_3d_says_where_to_look(tmp_path):
         (("reproduce", "fig-3d", "--step-size", "1e6", "--noise", "1e-3"), "the points diverge at iteration"),
         (("reproduce", "fig-3d", "--out", __file__), "cannot write into"),
         (("reproduce", "fig-complexity", "--out", "/proc/nothing"), "cannot write into /proc/nothing"),
+        (("models", "cbt_tny_patch4_32"), "did you mean 'cbt_tiny_patch4_32'"),
         (("models", "nothing-like-it"), "no model's name contains 'nothing-like-it'"),
         (("export", "-m", "cbt_tiny_patch4_32", "-o", "x.zip"), "x.zip must end in .onnx or .pt2"),
         (("export", "-m", "cbt_tyny_patch4_32", "-o", "x.pt2"), "did you mean 'cbt_tiny_patch4_32'"),
@@ -81,6 +82,12 @@ def test_bad_arguments_are_named(arguments, message):
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.replace("│", " ").split())
     assert isinstance(result.exception, SystemExit)  # a message, and no traceback
+
+
+def test_names_of_models_can_be_read_from_a_pipe():
+    result = CliRunner().invoke(app, ["models", "crate_cbt_tiny_patch4_32"])
+    assert result.exit_code == 0
+    assert "crate_cbt_tiny_patch4_32" in result.stdout
 
 
 def test_a_bad_argument_in_a_process_of_its_own():

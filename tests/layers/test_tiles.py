@@ -21,6 +21,14 @@ def test_tiles_make_the_map_of_the_whole(height, rows, fused):
     assert_close(embed_in_tiles(stem, images, rows), stem(images), 1e-12)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_an_empty_batch_has_an_empty_result(training):
+    model = Transformer(64, 8, embed_dim=16, depth=1, num_heads=2, num_classes=5, stem="conv").train(training)
+    if training:
+        model.patch_embed.eval()  # BatchNorm has no statistics of nothing
+    assert model(torch.randn(0, 3, 64, 48)).shape == (0, 5)
+
+
 def test_a_model_takes_tiles_in_inference_alone():
     model = Transformer(64, 8, embed_dim=16, depth=1, num_heads=2, representatives=(2, 2)).double()
     images = torch.randn(1, 3, 64, 48, dtype=torch.float64)

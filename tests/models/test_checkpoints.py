@@ -1,10 +1,12 @@
 """Weights in and out, on files in the authors' layout, in ours, and on hostile ones."""
 
+import argparse
 import json
 import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -181,12 +183,34 @@ class Bomb:
 def test_a_hostile_pickle_runs_nothing(tmp_path):
     marker, path = tmp_path / "owned", tmp_path / "evil.pth"
     torch.save({"state_dict": {"a": torch.ones(1)}, "x": Bomb(str(marker))}, path)
-    with pytest.raises(CheckpointError, match="it was not loaded, since that could run code"):
+    with pytest.raises(
+        CheckpointError, match=r"holds a \S+open; it was not loaded, since that could run code"
+    ):
         read_checkpoint(path)
     path.write_bytes(pickle.dumps(Bomb(str(marker))))
     with pytest.raises(CheckpointError, match=r"evil.pth"):
         read_checkpoint(path)
     assert not marker.exists()
+
+
+def test_the_arguments_of_a_training_script_may_stand_beside_the_tensors(tmp_path):
+    """As the code of ToST, DeiT and timm saves them; in there, too, nothing runs."""
+    weights, marker = torch.randn(3), tmp_path / "owned"
+    args = argparse.Namespace(lr=1e-3, opt_betas=None, data_set="IMNET")
+    torch.save({"model": {"a": weights}, "args": args}, tmp_path / "run.pth")
+    assert torch.equal(read_checkpoint(tmp_path / "run.pth")["a"], weights)
+    torch.save(
+        {"model": {"a": weights}, "args": argparse.Namespace(x=Bomb(str(marker)))}, tmp_path / "evil.pth"
+    )
+    with pytest.raises(CheckpointError, match="it was not loaded"):
+        read_checkpoint(tmp_path / "evil.pth")
+    assert not marker.exists()
+
+
+def test_what_keeps_a_file_from_being_loaded_is_named(tmp_path):
+    torch.save({"state_dict": {"a": torch.ones(1)}, "best": np.float64(3)}, tmp_path / "x.pth")
+    with pytest.raises(CheckpointError, match=r"holds a numpy\.\S+scalar; .*weights_only=False"):
+        read_checkpoint(tmp_path / "x.pth")
 
 
 @pytest.mark.parametrize("name", ["cut.pth", "cut.safetensors"])
@@ -202,13 +226,15 @@ def test_a_truncated_file_is_an_error_not_a_guess(name, tmp_path):
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint at all", b"\x80\x04."])
 def test_files_that_are_no_checkpoints(content, tmp_path):
     (tmp_path / "x.pth").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"x.pth"):
+    with pytest.raises(CheckpointError, match=r"x.pth (is|holds) .*(\w\)|code|by name)$"):
         read_checkpoint(tmp_path / "x.pth")
 
 
 def test_other_bad_files(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="no such file"):
         read_checkpoint(tmp_path / "nowhere.pth")
+    with pytest.raises(FileNotFoundError, match="a folder, not a file"):
+        read_checkpoint(tmp_path)
     torch.save([1, 2, 3], tmp_path / "list.pth")
     with pytest.raises(CheckpointError, match="holds no tensors by name"):
         read_checkpoint(tmp_path / "list.pth")

@@ -85,6 +85,17 @@ def test_onnx_with_dynamic_batch_height_and_width(kind, tmp_path):
             assert_close(torch.from_numpy(logits), model(images), 1e-4)
 
 
+@pytest.mark.parametrize(
+    "choice", [{"attention_kwargs": {"contraction": "exact"}}, {"attention": "linear_cbsa"}]
+)
+def test_what_onnx_cannot_solve_is_refused_before_it_is_translated(choice, tmp_path):
+    pytest.importorskip("onnxscript")
+    model = Transformer(16, 8, embed_dim=16, depth=1, num_heads=2, representatives=(2, 2), **choice)
+    with pytest.raises(ValueError, match=r"ONNX has no Cholesky factorisation.* export to \.pt2"):
+        export_onnx(model, tmp_path / "x.onnx")
+    assert not (tmp_path / "x.onnx").exists()
+
+
 def test_a_registered_model_through_onnx(tmp_path):
     import onnxruntime
 

@@ -183,7 +183,10 @@ def test_a_decoder_of_ones_own():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"encoder": "vit_tinny"}, "encoder='vit_tinny': no such model; see `cbsa models`"),
+        (
+            {"encoder": "vit_tinny_patch16_224"},
+            "encoder='vit_tinny_patch16_224': no such model; see .* mean 'vit_tiny_patch16_224'",
+        ),
         (
             {"encoder": "swin_tiny_patch4_window7_224"},
             "encoder='swin_tiny_patch4_window7_224': a SwinTransformer cannot be an encoder; expected",

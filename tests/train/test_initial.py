@@ -260,7 +260,10 @@ def test_a_configuration_beside_the_weights_decides_nothing_but_the_model(tmp_pa
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (settings("cbt_tyny"), r"model\.name='cbt_tyny': no such model; see `cbsa models`"),
+        (
+            settings("cbt_tyny_patch4_32"),
+            r"model\.name='cbt_tyny_patch4_32': no such model; see `cbsa models` .*mean 'cbt_tiny_patch4_32'",
+        ),
         (
             settings(kwargs={"widht": 3}),
             r"model\.kwargs=\{'widht': 3\}: .*unexpected keyword argument 'widht'",

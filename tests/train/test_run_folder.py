@@ -142,6 +142,15 @@ def test_a_run_without_a_checkpoint_may_begin_anew_with_other_settings(tmp_path)
     assert read_config(tmp_path) == recipe("digits_cbt")
 
 
+def test_a_finished_run_keeps_its_settings_without_its_checkpoints(tmp_path):
+    """Which are often deleted for their space: what is in the folder is still of those settings."""
+    settle_config(tmp_path, recipe("digits_cbt"))
+    write_summary(tmp_path, {"top1": 0.5})
+    with pytest.raises(ValueError, match=r"other settings \(epochs differ\)"):
+        settle_config(tmp_path, override(recipe("digits_cbt"), ["epochs=3"]))
+    assert read_config(tmp_path) == recipe("digits_cbt")
+
+
 def test_tuples_in_arguments_of_the_model_are_the_lists_they_are_stored_as(tmp_path):
     config = TrainConfig(model=ModelConfig(kwargs={"representatives": (4, 4)}))
     begin(tmp_path, config)

@@ -11,17 +11,22 @@ from rich.table import Table
 if TYPE_CHECKING:
     from cbsa.experiments.complexity import Cost
 
+_WIDE = 102  # characters that the whole table takes
+
 
 def models(
     pattern: Annotated[str, typer.Argument(help="Only models whose name contains this.")] = "",
 ) -> None:
     """Show the registered models: parameters, FLOPs and pairwise similarities, beside the paper's."""
+    from cbsa._checks import did_you_mean
     from cbsa.models import MODELS
 
     names = [name for name in MODELS if pattern in name]
     if not names:
-        raise typer.BadParameter(f"no model's name contains {pattern!r}")
+        raise typer.BadParameter(f"no model's name contains {pattern!r}{did_you_mean(pattern, MODELS)}")
     console = Console()
+    if not console.is_terminal:  # a file or a pipe has no width
+        console.width = max(console.width, _WIDE)
     console.print(cost_table(measure(names), console.width))
 
 
@@ -30,9 +35,6 @@ def measure(names: list[str]) -> "list[Cost]":
     from cbsa.experiments.complexity import cost_of
 
     return [cost_of(n) for n in track(names, description="Counting", console=Console(), transient=True)]
-
-
-_WIDE = 102  # characters that the whole table takes
 
 
 def cost_table(costs: "list[Cost]", width: int) -> Table:

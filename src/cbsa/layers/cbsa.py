@@ -47,7 +47,7 @@ class CBSA(Attention):
         contraction: ``"softmax"``, ``"exact"`` or ``"none"``; see :func:`cbsa.ops.contract_broadcast`.
         tied: project back with the bases themselves (CBSA†).
         stop_gradient: no gradient through the initial representatives, as eq. cross-attn writes it; the
-            authors' code has none.
+            authors' code has none. Learned ones then get none either, and stay as they were drawn.
         num_prefix_tokens: tokens before the patches that are not pooled (CLS, registers).
         legacy_pool: pool as the authors' code does, which drops the *last* tokens instead of the prefix, so
             that CLS is pooled as a patch and the raster is shifted. For their checkpoints only.

@@ -13,7 +13,7 @@ def tile_rows(stem: ConvStem, images: Tensor, most_bytes: int) -> int:
     itemsize = (autocast_dtype(images.device) or images.dtype).itemsize
     channels: int = stem.proj[0][0].out_channels  # type: ignore[index, assignment, union-attr]
     row = 2 * batch * channels * (stem.patch_size // 2) * -(-width // 2) * itemsize
-    return max(1, most_bytes // row)
+    return max(1, most_bytes // max(1, row))  # an empty batch takes nothing
 
 
 def embed_in_tiles(stem: ConvStem, images: Tensor, rows: int, above: Tensor | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 Files are untrusted: pickles are read with ``weights_only=True`` alone, so no code in them runs.
 """
 
+import argparse
 import json
 import pickle
 import re
@@ -53,23 +54,33 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """Read the tensors of a ``.safetensors`` file or of a PyTorch checkpoint (``weights_only``).
 
     A checkpoint is a state dict, or a dict with one under ``state_dict``, ``model`` or ``state_dict_ema``.
+    The arguments of the training script (``argparse.Namespace``), which the code of ToST, DeiT and timm puts
+    beside it, are data too.
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+        raise FileNotFoundError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
     if path.stat().st_size > MAX_BYTES:
         raise CheckpointError(f"{path} has {path.stat().st_size} bytes, more than the limit of {MAX_BYTES}")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        if found := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
+            raise CheckpointError(
+                f"{path} holds a {found[1]}; it was not loaded, since that could run code. If you trust the "
+                f"file, keep its tensors alone: torch.save(torch.load({path.name!r}, weights_only=False)"
+                "['state_dict'], 'tensors.pth')"
+            ) from error
         raise CheckpointError(
-            f"{path} holds more than tensors, or is not a checkpoint; it was not loaded, since that could "
-            f"run code. ({str(error).splitlines()[0]})"
+            f"{path} is not a checkpoint, or holds more than tensors; it was not loaded, since that could "
+            "run code"
         ) from error
     except Exception as error:  # a file from outside may break its reader in any way
-        raise CheckpointError(f"{path} is truncated or not a checkpoint ({error})") from error
+        reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise CheckpointError(f"{path} is truncated or not a checkpoint ({reason})") from error
     for key in ("state_dict", "model", "state_dict_ema"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 
 from cbsa._checks import check_int
 from cbsa.models.transformer import Transformer
@@ -34,8 +35,17 @@ def export_program(model: Transformer, *, max_size: int = 4096) -> ExportedProgr
         return torch.export.export(model, (example,), dynamic_shapes=shapes)
 
 
+def _called(program: ExportedProgram) -> str:
+    """Names of all that a graph calls, also in the graphs within it."""
+    graphs = (module.graph for module in program.graph_module.modules() if isinstance(module, GraphModule))
+    return " ".join(str(node.target) for graph in graphs for node in graph.nodes)
+
+
 def export_onnx(model: Transformer, path: str | Path, *, max_size: int = 4096) -> Path:
-    """Write a model as ONNX with dynamic batch, height and width (needs the ``onnx`` extra)."""
+    """Write a model as ONNX with dynamic batch, height and width (needs the ``onnx`` extra).
+
+    Exact contraction and ``linear_cbsa`` solve linear systems, which ONNX cannot: they are refused.
+    """
     try:
         import onnxscript  # noqa: F401
     except ImportError as error:
@@ -43,6 +53,11 @@ def export_onnx(model: Transformer, path: str | Path, *, max_size: int = 4096) -
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     program = export_program(model, max_size=max_size)
+    if "cholesky" in _called(program):
+        raise ValueError(
+            "ONNX has no Cholesky factorisation, by which exact contraction and linear_cbsa solve: export to "
+            ".pt2 (export_program) instead, or take contraction='softmax'"
+        )
     onnx_program = torch.onnx.export(
         program, input_names=["images"], output_names=["logits"], dynamo=True, verbose=False
     )

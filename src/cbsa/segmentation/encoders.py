@@ -17,7 +17,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from cbsa._checks import check_sizes
+from cbsa._checks import check_sizes, did_you_mean
 from cbsa.models import MODELS, ToST, Transformer
 from cbsa.segmentation.encoder_weights import SavedModel, load_encoder_weights, saved_model
 
@@ -76,7 +76,10 @@ def normalization_by_name(name: str, pretrained: bool | str | Path | None = None
 def _weightless(name: str) -> nn.Module:
     """An encoder as its name has it, on the meta device."""
     if name not in MODELS and ":" not in name and not timm.is_model(name.split(".")[0]):
-        raise ValueError(f"encoder={name!r}: no such model; see `cbsa models` and timm.list_models('vit*')")
+        raise ValueError(
+            f"encoder={name!r}: no such model; see `cbsa models` and timm.list_models('vit*')"
+            f"{did_you_mean(name, timm.list_models())}"
+        )
     with torch.device("meta"):
         encoder: nn.Module = timm.create_model(name, num_classes=0)
     _check_class(encoder, name)

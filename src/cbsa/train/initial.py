@@ -14,6 +14,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from cbsa._checks import did_you_mean
 from cbsa.adaptation.stored import ARGUMENT, apply_stored, stored_styles
 from cbsa.models import (
     MODELS,
@@ -63,7 +64,10 @@ def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
     except RuntimeError as error:
         if "Unknown model" not in str(error):
             raise
-        raise ValueError(f"model.name={config.model.name!r}: no such model; see `cbsa models`") from error
+        raise ValueError(
+            f"model.name={config.model.name!r}: no such model; see `cbsa models` and timm.list_models()"
+            f"{did_you_mean(config.model.name, timm.list_models())}"
+        ) from error
     if weights is not None:
         load_weights_into(model, weights, num_classes)
         _adapt_as_stored(model, weights)

@@ -44,9 +44,11 @@ def settle_config(folder: Path, config: RunConfig) -> None:
     """Store the settings of a new run; for one that goes on, see that they are the ones it began with.
 
     A run without a checkpoint, stopped by a mistyped setting say, has nothing to go on from: it begins anew.
+    One that has come to its end keeps its settings, also where its checkpoints were deleted for their space.
     """
     path = folder / "config.json"
-    if path.is_file() and any((folder / "checkpoints").glob("*.pt")):
+    kept = any((folder / "checkpoints").glob("*.pt")) or (folder / "summary.json").is_file()
+    if path.is_file() and kept:
         given = from_dict(type(config), to_dict(config))  # as it is read back, with lists for tuples
         before = expect(type(config), read_run_config(folder), str(folder), exactly=True)
         changed = [n for n in differences(before, given) if not n.startswith(FREE)]
