@@ -50,10 +50,10 @@ def check_number(argument: str, value: object) -> float:
 
 
 def check_positive_number(argument: str, value: object) -> float:
-    """Return ``value`` if it is a finite number above 0 whose square is above 0 too."""
+    """Return ``value`` if it is a finite number above 0 whose square is above 0 and finite too."""
     number = check_number(argument, value)
-    if not (number > 0 and number * number > 0):
-        raise ValueError(f"{argument} must be above 0 (and not so small that its square is 0), got {number}")
+    if not (number > 0 and 0 < number * number < math.inf):
+        raise ValueError(f"{argument} must be above 0 (and its square neither 0 nor infinite), got {number}")
     return number
 
 

@@ -256,6 +256,15 @@ def test_autocast(impl):
         assert all(g.dtype == torch.float32 for g in torch.autograd.grad(out.float().sum(), leaves))
 
 
+@pytest.mark.parametrize("impl", ["reference", "sdpa"])
+def test_autocast_leaves_float64_alone(impl):
+    for function, draw in ((contract_broadcast_kv, star_inputs), (agent_attention, agent_inputs)):
+        inputs = draw(2, 3, 40, 8, 16)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = function(*inputs, impl=impl)
+        assert_close(out, function(*inputs, impl="reference"), 1e-10)
+
+
 def test_transforms_take_the_reference():
     q, k, v, reps = agent_inputs(2, 1, 5, 3, 4)
     batched = torch.func.vmap(lambda *x: agent_attention(*(t[None] for t in x))[0])(q, k, v, reps)

@@ -120,5 +120,28 @@ def test_what_is_refused_and_why():
     model = transformers.BeitModel(transformers.BeitConfig(**SMALL))
     with pytest.raises(TypeError, match="a BeitModel: of transformers, they know models of type vit, deit,"):
         coding_rates(model, pixels().float())
-    with pytest.raises(TypeError, match="no attention layer of cbsa"), perturb(make(), 0.1):
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("adapted", [False, True])
+def test_noise_is_on_all_projections_of_attention_and_nothing_else(name, adapted):
+    model = make(name)
+    model = cbsa.adapt(model, "cbsa", representatives=(2, 3)) if adapted else model
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    images = pixels()
+    clean = token_states(model, images)
+    expected = {"bases": ("q_proj", "k_proj", "v_proj"), "output": ("o_proj", "out_proj")}
+    for part, names in expected.items():
+        with perturb(model, 0.1, parts=part) as perturbed:
+            changed = {key for key, value in model.state_dict().items() if not value.equal(before[key])}
+            noisy = token_states(model, images)
+        layers = {key for key in before if not key.startswith("head.")}  # SigLIP pools by another attention
+        assert set(perturbed) == changed == {key for key in layers if key.split(".")[-2] in names}
+        assert len(changed) == 2 * 2 * (3 if part == "bases" else 1)  # layers, and weight and bias of each
+        assert not torch.equal(noisy[1:], clean[1:])
+    assert all(value.equal(before[key]) for key, value in model.state_dict().items())
+    with (
+        pytest.raises(ValueError, match=r"no parameters of parts=\['own'\]"),
+        perturb(model, 0.1, parts="own"),
+    ):
         pass

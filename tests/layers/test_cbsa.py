@@ -70,10 +70,13 @@ def test_prefix_tokens_are_gathered_but_not_pooled(prefix):
         assert (layer(changed, (5, 6)) - layer(x, (5, 6)))[:, prefix:].abs().max() > 1e-6
 
 
-def test_stop_gradient_cuts_the_initial_representatives_only():
-    layer = CBSA(24, 3, stop_gradient=True, representatives=(2, 2)).double()
+@pytest.mark.parametrize(
+    "options", [{}, {"iterations": 2, "broadcast": "per_token"}], ids=["paper", "extended"]
+)
+def test_stop_gradient_cuts_the_initial_representatives_only(options):
+    layer = CBSA(24, 3, stop_gradient=True, representatives=(2, 2), **options).double()
     x = torch.randn(1, 17, 24, dtype=torch.float64)
-    free = CBSA(24, 3, representatives=(2, 2)).double()
+    free = CBSA(24, 3, representatives=(2, 2), **options).double()
     free.load_state_dict(layer.state_dict())
     assert torch.equal(layer(x), free(x))
     stopped = torch.autograd.grad(layer(x).sum(), layer.proj.weight)[0]

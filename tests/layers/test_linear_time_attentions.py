@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cbsa.layers import TSSA, ChannelCBSA, LinearAttention, LinearCBSA
+from cbsa.ops import linear_attention
 from tests.compare import assert_close
 
 
@@ -83,6 +84,16 @@ def test_linear_attention_over_many_tokens_in_float16(kernel):
     layer, x = LinearAttention(12, 3, kernel=kernel), torch.randn(1, 70_000, 12)
     expected = layer.double()(x.half().double())
     assert_close(layer.half()(x.half()), expected, 0.02)
+
+
+@pytest.mark.parametrize("kernel", ["elu", "relu"])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_linear_attention_does_not_hide_nan(which, kernel):
+    """A query's in its own output; a key's and a value's, which all queries read, in every one."""
+    streams = [torch.rand(1, 1, 5, 4) for _ in range(3)]
+    streams[which][0, 0, 2, 1] = torch.nan
+    found = linear_attention(*streams, kernel=kernel)[0, 0].isnan().any(-1)
+    assert found.tolist() == [which > 0 or n == 2 for n in range(5)]
 
 
 def test_kernel_is_named():

@@ -130,9 +130,10 @@ def test_programs_that_begin_in_one_head_and_end_in_another(regime, device, prog
         assert_close(a, b, 1e-5)
 
 
-@pytest.mark.parametrize("regime", REGIMES, indirect=True)
+@pytest.mark.parametrize(
+    ("m", "regime"), [*((37, regime) for regime in REGIMES), (70, "split")], indirect=["regime"]
+)  # within a block, and in more than one, which are always split
 @pytest.mark.parametrize("device", KERNEL_DEVICES)
-@pytest.mark.parametrize("m", [37, 70])  # within a block, and more than one
 def test_every_element_is_written_and_the_same_every_time(m, regime, device):
     """Sizes fill no block."""
     inputs = make_inputs(2, 1, 131, m, 20, device)
@@ -183,6 +184,22 @@ def test_any_strides():
     for other in laid_out:
         assert torch.equal(run(other, reps.contiguous(), *steps), expected)
     assert expected.transpose(1, 2).is_contiguous()  # heads of a token are adjacent: merging them is free
+
+
+@pytest.mark.parametrize("regime", ["whole", "split"], indirect=True)
+def test_steps_of_any_strides(regime):
+    """One step for all heads, expanded, and every other number of a tensor."""
+    w, reps, *_ = make_inputs(1, 3, 20, 16, 8)
+    one, numbers = torch.randn(2, 6, device=w.device)
+    weight = torch.randn_like(w)
+    for steps in ([one[:1].expand(3), numbers[:3].flip(0)], [numbers[::2], one[1::2]]):
+        exact = value_and_grads(
+            truth.contract_broadcast, [x.double() for x in (w, reps, *steps)], weight.double()
+        )
+        for name, a, t in zip(
+            ("output", *NAMES), value_and_grads(run, (w, reps, *steps), weight), exact, strict=True
+        ):
+            assert_close(a, t, 1e-5, name)
 
 
 def test_detached_representatives_get_no_gradient():

@@ -74,6 +74,15 @@ def test_value_and_every_gradient_are_as_good_as_plain_pytorch(
 
 
 @pytest.mark.parametrize("device", KERNEL_DEVICES)
+def test_any_strides(device):
+    layout = {"grid": (4, 5), "size": (2, 2), "first": 1}
+    w, *steps = draw(2, 2, 21, 8, device)
+    expected = fused(w, *steps, **layout)
+    for other in (w.contiguous(), w.mT.contiguous().mT, torch.stack([w, w], -1)[..., 0]):
+        assert torch.equal(fused(other, *steps, **layout), expected)
+
+
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
 def test_without_contraction(device):
     layout = {"grid": (4, 4), "size": (2, 2), "first": 1, "contraction": "none"}
     inputs = draw(1, 2, 17, 8, device)

@@ -19,6 +19,9 @@ _MODULES: dict[type[nn.Module], dict[str, str]] = {
     Attention: {"proj": "bases", "to_out": "output"},
     TimmAttention: {"qkv": "bases", "proj": "output"},
 }
+# transformers has a class for each model, in which projections are called alike.
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_OF_TRANSFORMERS = dict.fromkeys(_PROJECTIONS, "bases") | dict.fromkeys(("o_proj", "out_proj"), "output")
 
 
 @contextlib.contextmanager
@@ -39,9 +42,11 @@ def perturb(
     errors too. A parameter that is shared is perturbed once.
 
     Args:
-        model: any module with attention layers of :mod:`cbsa.layers` in it or with timm's ``Attention``, as
-            ViTs have it, adapted by :func:`cbsa.adapt` or not; or such a layer. Other attention, such as the
-            class attention in the original ToST, is left alone.
+        model: any module with attention layers of :mod:`cbsa.layers` in it, with timm's ``Attention``, or
+            with attention that has ``q_proj``, ``k_proj`` and ``v_proj``, as models of transformers do,
+            adapted by :func:`cbsa.adapt` or not; or such a layer. Other attention, such as the class
+            attention in the original ToST and that by which SigLIP pools, is left alone. Of a model of two
+            towers both are perturbed, unless one of them is given.
         sigma: standard deviation σ; 0 changes nothing.
         seed: seed of the noise.
         parts: which parameters, one or some of ``"bases"`` (the projections into the heads, U_[K] or query,
@@ -84,15 +89,14 @@ def _attention_parameters(model: nn.Module, parts: str | Collection[str]) -> dic
     if not wanted:
         raise ValueError(f"parts is empty: expected one or some of {', '.join(PARTS)}")
     layers = [
-        (name, module, parts)
+        (name, module, modules)
         for name, module in model.named_modules()
-        for kind, parts in _MODULES.items()
-        if isinstance(module, kind)
+        if (modules := _modules_of(module)) is not None
     ]
     if not layers:
         raise TypeError(
-            f"{type(model).__name__} has no attention layer of cbsa.layers to perturb, nor timm's Attention: "
-            "give a model that does"
+            f"{type(model).__name__} has no attention layer of cbsa.layers to perturb, nor timm's Attention "
+            f"or one with {', '.join(_PROJECTIONS)}: give a model that does"
         )
     chosen: dict[str, nn.Parameter] = {}
     seen: set[int] = set()
@@ -106,6 +110,14 @@ def _attention_parameters(model: nn.Module, parts: str | Collection[str]) -> dic
     if not chosen:
         raise ValueError(f"the attention layers have no parameters of parts={sorted(wanted)}: choose others")
     return chosen
+
+
+def _modules_of(module: nn.Module) -> dict[str, str] | None:
+    """Which parts the modules of an attention layer are; None for what is none."""
+    for kind, modules in _MODULES.items():
+        if isinstance(module, kind):
+            return modules
+    return _OF_TRANSFORMERS if all(hasattr(module, name) for name in _PROJECTIONS) else None
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
-from cbsa.ops.custom import differentiate, token_major
-from cbsa.ops.precision import accumulation_dtype
+from cbsa.ops.custom import differentiate, empty_extraction, token_major
 from cbsa.ops.reference import contract, per_head
 from cbsa.ops.sdpa import (
     backward,
@@ -99,8 +98,7 @@ def _forward(
 
 @_forward.register_fake
 def _(k: Tensor, v: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    lse = reps.new_empty(reps.shape[:-1], dtype=accumulation_dtype(k.dtype))
-    return token_major(k), reps.new_empty(reps.shape), lse
+    return token_major(k), *empty_extraction(k, reps)
 
 
 @torch.library.custom_op("cbsa::contract_broadcast_kv_sdpa_backward", mutates_args=())

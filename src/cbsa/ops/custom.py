@@ -6,6 +6,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from cbsa.ops.precision import accumulation_dtype
+
 
 def launched_on(device: torch.device) -> AbstractContextManager[object]:
     """Context in which kernels are launched on the device."""
@@ -34,6 +36,31 @@ def empty_gradients(
         step_rep.new_empty(step_rep.shape),
         step_out.new_empty(step_out.shape),
     )
+
+
+def empty_extraction(w: Tensor, reps: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """Memory for D = A w (B, H, m, d) and the log-sum-exp of A's rows (B, H, m)."""
+    lse = reps.new_empty(reps.shape[:-1], dtype=accumulation_dtype(w.dtype))
+    return reps.new_empty(reps.shape), lse
+
+
+def empty_extraction_gradients(
+    grad: Tensor | None, grad_lse: Tensor | None, w: Tensor, reps: Tensor, *_: Any
+) -> tuple[Tensor, Tensor]:
+    """Memory for the gradients of an extraction with respect to w and reps."""
+    return token_major(w), reps.new_empty(reps.shape)
+
+
+def empty_broadcast(w: Tensor, *_: Any) -> Tensor:
+    """Memory for what a broadcast takes to the tokens w."""
+    return token_major(w)
+
+
+def empty_broadcast_gradients(
+    grad: Tensor, w: Tensor, reps: Tensor, c: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for the gradients of a broadcast with respect to w, reps and c."""
+    return token_major(w), reps.new_empty(reps.shape), c.new_empty(c.shape)
 
 
 def differentiate(forward: Any, backward: Any) -> None:

@@ -14,7 +14,14 @@ from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops.adapted_sdpa import gather_values, read_values
 from cbsa.ops.attention import attention, attention_backward
-from cbsa.ops.custom import differentiate, differentiate_all, token_major
+from cbsa.ops.custom import (
+    differentiate,
+    differentiate_all,
+    empty_broadcast,
+    empty_broadcast_gradients,
+    empty_extraction,
+    empty_extraction_gradients,
+)
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.ops.sdpa import broadcast, hide_padding, write_gradient
 
@@ -94,9 +101,7 @@ def _extract(w: Tensor, reps: Tensor, mask: Tensor | None, scale: float) -> tupl
     return delta.to(w.dtype).contiguous(), lse.contiguous()
 
 
-@_extract.register_fake
-def _(w: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return reps.new_empty(reps.shape), reps.new_empty(reps.shape[:-1], dtype=accumulation_dtype(w.dtype))
+_extract.register_fake(empty_extraction)
 
 
 @torch.library.custom_op("cbsa::extract_sdpa_backward", mutates_args=())
@@ -143,13 +148,7 @@ def backward_of_extraction(
     return dq, dk, dv
 
 
-@_extract_backward.register_fake
-def _(
-    grad: Tensor | None, grad_lse: Tensor | None, w: Tensor, reps: Tensor, *others: Any
-) -> tuple[Tensor, Tensor]:
-    return token_major(w), reps.new_empty(reps.shape)
-
-
+_extract_backward.register_fake(empty_extraction_gradients)
 differentiate_all(_extract, _extract_backward)
 
 
@@ -159,9 +158,7 @@ def _broadcast(w: Tensor, reps: Tensor, c: Tensor, lse: Tensor, mask: Tensor | N
     return broadcast(hide_padding(w, mask)[0], reps, c, lse, None, mask, scale)
 
 
-@_broadcast.register_fake
-def _(w: Tensor, *others: Any) -> Tensor:
-    return token_major(w)
+_broadcast.register_fake(empty_broadcast)
 
 
 @torch.library.custom_op("cbsa::broadcast_sdpa_backward", mutates_args=())
@@ -182,11 +179,7 @@ def _broadcast_backward(
     return write_gradient(w, mask, dk), dq.contiguous(), u.to(c.dtype).contiguous()
 
 
-@_broadcast_backward.register_fake
-def _(grad: Tensor, w: Tensor, reps: Tensor, c: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return token_major(w), reps.new_empty(reps.shape), c.new_empty(c.shape)
-
-
+_broadcast_backward.register_fake(empty_broadcast_gradients)
 differentiate(_broadcast, _broadcast_backward)
 
 

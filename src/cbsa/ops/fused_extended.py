@@ -11,7 +11,16 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops import fused
-from cbsa.ops.custom import differentiate, differentiate_all, launched_on, token_major
+from cbsa.ops.custom import (
+    differentiate,
+    differentiate_all,
+    empty_broadcast,
+    empty_broadcast_gradients,
+    empty_extraction,
+    empty_extraction_gradients,
+    launched_on,
+    token_major,
+)
 from cbsa.ops.extended_sdpa import carried_channels, carry_bias, product_flops
 from cbsa.ops.kernels import launch, launch_agent
 
@@ -67,20 +76,14 @@ def broadcast_by_softmax(
 @torch.library.custom_op("cbsa::extract_triton", mutates_args=())
 def _extract(w: Tensor, reps: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """Return D (B, H, m, d) and the log₂-sum-exp of A's rows (B, H, m)."""
-    delta, lse = _empty_extraction(reps)
+    delta, lse = empty_extraction(w, reps)
     if w.numel() > 0:
         with launched_on(w.device):
             launch.extract_all(launch.Problem(w, None, reps, mask, scale, False), delta, lse)
     return delta, lse
 
 
-@_extract.register_fake
-def _(w: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return _empty_extraction(reps)
-
-
-def _empty_extraction(reps: Tensor) -> tuple[Tensor, Tensor]:
-    return reps.new_empty(reps.shape), reps.new_empty(reps.shape[:-1], dtype=torch.float32)
+_extract.register_fake(empty_extraction)
 
 
 @torch.library.custom_op("cbsa::extract_triton_backward", mutates_args=())
@@ -95,7 +98,7 @@ def _extract_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients with respect to w and reps: dS = A∘(dD wᵀ − δ + dlse)."""
-    grad_w, grad_reps = token_major(w), reps.new_empty(reps.shape)
+    grad_w, grad_reps = empty_extraction_gradients(grad, grad_lse, w, reps)
     if w.numel() > 0:
         grad = torch.zeros_like(delta) if grad is None else grad.contiguous()
         row_dot = (grad.float() * delta).sum(-1)
@@ -108,13 +111,7 @@ def _extract_backward(
     return grad_w, grad_reps
 
 
-@_extract_backward.register_fake
-def _(
-    grad: Tensor | None, grad_lse: Tensor | None, w: Tensor, reps: Tensor, *others: Any
-) -> tuple[Tensor, Tensor]:
-    return token_major(w), reps.new_empty(reps.shape)
-
-
+_extract_backward.register_fake(empty_extraction_gradients)
 differentiate_all(_extract, _extract_backward)
 
 
@@ -129,9 +126,7 @@ def _broadcast(w: Tensor, reps: Tensor, c: Tensor, lse: Tensor, mask: Tensor | N
     return out
 
 
-@_broadcast.register_fake
-def _(w: Tensor, *others: Any) -> Tensor:
-    return token_major(w)
+_broadcast.register_fake(empty_broadcast)
 
 
 @torch.library.custom_op("cbsa::broadcast_triton_backward", mutates_args=())
@@ -145,7 +140,7 @@ def _broadcast_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients with respect to w, reps and c: dS = A∘(C Gᵀ − C·U), U = A G = dC."""
-    grad_w, grad_reps, u = token_major(w), reps.new_empty(reps.shape), c.new_empty(c.shape)
+    grad_w, grad_reps, u = empty_broadcast_gradients(grad, w, reps, c)
     if w.numel() > 0:
         grad, c = launch.unit_rows(grad), c.to(w.dtype).contiguous()
         with launched_on(w.device):
@@ -156,11 +151,7 @@ def _broadcast_backward(
     return grad_w, grad_reps, u
 
 
-@_broadcast_backward.register_fake
-def _(grad: Tensor, w: Tensor, reps: Tensor, c: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return token_major(w), reps.new_empty(reps.shape), c.new_empty(c.shape)
-
-
+_broadcast_backward.register_fake(empty_broadcast_gradients)
 differentiate(_broadcast, _broadcast_backward)
 
 
@@ -175,9 +166,7 @@ def _read(w: Tensor, reps: Tensor, values: Tensor, mask: Tensor | None, scale: f
     return out
 
 
-@_read.register_fake
-def _(w: Tensor, *others: Any) -> Tensor:
-    return token_major(w)
+_read.register_fake(empty_broadcast)
 
 
 @torch.library.custom_op("cbsa::read_triton_backward", mutates_args=())
@@ -185,9 +174,9 @@ def _read_backward(
     grad: Tensor, w: Tensor, reps: Tensor, values: Tensor, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients with respect to w, reps and values."""
-    grad_w = token_major(w)
+    grad_w, *_ = empty = empty_broadcast_gradients(grad, w, reps, values)
     if w.numel() == 0:
-        return grad_w, reps.new_empty(reps.shape), values.new_empty(values.shape)
+        return empty
     with launched_on(w.device):
         call = launch.Problem(w, None, reps, mask, scale, False)
         grad_values, grad_reps, _ = launch_agent.broadcast_backward(
@@ -196,11 +185,7 @@ def _read_backward(
     return grad_w, grad_reps.to(reps.dtype), grad_values
 
 
-@_read_backward.register_fake
-def _(grad: Tensor, w: Tensor, reps: Tensor, values: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return token_major(w), reps.new_empty(reps.shape), values.new_empty(values.shape)
-
-
+_read_backward.register_fake(empty_broadcast_gradients)
 differentiate(_read, _read_backward)
 
 

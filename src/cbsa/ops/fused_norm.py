@@ -60,7 +60,7 @@ def layer_norm_into(
     rows, d = _rows(x)
     if rows == 0:
         return
-    x = x.contiguous()
+    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     padded, block = _blocks(d, _NUMBERS)
     with launched_on(x.device):
         kernels.layer_norm_forward[(triton.cdiv(rows, block),)](
@@ -120,12 +120,12 @@ def _forward(
     rows, d = _rows(x)
     if rows == 0:
         return results
-    x = x.contiguous()
+    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     padded, block = _blocks(d, _NUMBERS)
     with launched_on(x.device):
         kernels.layer_norm_forward[(triton.cdiv(rows, block),)](
-            x, x if update is None else update.contiguous(), weight if shift is None else shift, weight, bias,
-            total, out, mean, rstd, out, rows, eps, D=d, BD=padded, BR=block,
+            x, x if update is None else update.contiguous(), weight if shift is None else shift.contiguous(),
+            weight, bias, total, out, mean, rstd, out, rows, eps, D=d, BD=padded, BR=block,
             ADD=update is not None, SHIFT=shift is not None, KEEP=keep, COUNT=False, num_warps=1,
         )  # fmt: skip
     return results
@@ -156,7 +156,7 @@ def _backward(
     grad_x, sums = _empty_gradients(x, shifted)
     if rows == 0:
         return grad_x, sums.zero_()
-    grad, x = grad.contiguous(), x.contiguous()
+    grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
     padded, block = _blocks(d, _NUMBERS_BACKWARD)
     chunk = triton.cdiv(triton.cdiv(rows, _PROGRAMS), block) * block
     programs = triton.cdiv(rows, chunk)

@@ -50,6 +50,7 @@ def _forward(
     reps = _empty_reps(w, size)
     out, *kept = results = fused.empty_results(w, reps.transpose(1, 2), keep)
     if out.numel() > 0:
+        w = launch.unit_rows(w)
         with launched_on(w.device):
             tokens = w.transpose(1, 2).flatten(2)[:, first : first + _count(grid)]
             pooling.run(tokens, reps.flatten(2), as_image(grid), as_image(size), spread=False)

@@ -127,7 +127,7 @@ def _forward(
     if out.numel() == 0:
         return out
     programs, sizes, options = _problem(images, dtype)
-    weight = weight.contiguous()
+    weight, shift = weight.contiguous(), shift.contiguous()
     with launched_on(images.device):
         stem.stage_forward[(programs,)](
             images, weight, shift if scale is None else scale, shift, out, *sizes,

@@ -54,5 +54,5 @@ def mix(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: str, sums:
     # One product: compiled for a CPU by torch 2.15, one with a single column writes past the last token.
     mixed = (q @ state).to(wide)  # (B, H, N, d + 1)
     numerator, denominator = mixed[..., :-1], mixed[..., -1:]
-    seen = denominator >= torch.finfo(v.dtype).tiny
-    return torch.where(seen, numerator / denominator.where(seen, 1), 0).to(v.dtype)
+    unseen = denominator < torch.finfo(v.dtype).tiny  # not where it is NaN
+    return (numerator / denominator.masked_fill(unseen, 1)).masked_fill(unseen, 0).to(v.dtype)

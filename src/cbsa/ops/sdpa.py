@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops.attention import attention, attention_backward
-from cbsa.ops.custom import differentiate, empty_gradients, token_major, token_strides
+from cbsa.ops.custom import differentiate, empty_extraction, empty_gradients, token_major, token_strides
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.ops.reference import exact_factor, per_head
 from cbsa.ops.resolvent import resolvent, resolvent_backward
@@ -112,8 +112,7 @@ def _scaled(mixed: Tensor, gain: Tensor, out: Tensor) -> Tensor:
 
 @_forward.register_fake
 def _(w: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    lse = reps.new_empty(reps.shape[:-1], dtype=accumulation_dtype(w.dtype))
-    return token_major(w), reps.new_empty(reps.shape), lse
+    return token_major(w), *empty_extraction(w, reps)
 
 
 @torch.library.custom_op("cbsa::contract_broadcast_sdpa_backward", mutates_args=())

@@ -17,7 +17,7 @@ from torch import Tensor
 from cbsa._checks import check_choice, check_mask, check_positive_number
 from cbsa.ops.api import CONTRACTIONS, check_tensors, in_one_dtype
 from cbsa.ops.attention import attention
-from cbsa.ops.custom import empty_gradients, no_second_derivative, token_major
+from cbsa.ops.custom import differentiate, empty_extraction, empty_gradients, token_major
 from cbsa.ops.precision import accumulation_dtype, no_autocast
 from cbsa.ops.sdpa import (
     backward_of_representatives,
@@ -114,21 +114,8 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    w: Tensor,
-    reps: Tensor,
-    step_rep: Tensor,
-    step_out: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    contraction: str,
-    eps: float,
-    copies: int,
-    name: str,
-    size: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    lse = reps.new_empty(reps.shape[:-1], dtype=accumulation_dtype(w.dtype))
-    return token_major(w), reps.new_empty(reps.shape), lse
+def _(w: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return token_major(w), *empty_extraction(w, reps)
 
 
 def extract(
@@ -219,36 +206,9 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    grad: Tensor,
-    w: Tensor,
-    reps: Tensor,
-    step_rep: Tensor,
-    step_out: Tensor,
-    mask: Tensor | None,
-    delta: Tensor,
-    lse: Tensor,
-    scale: float,
-    contraction: str,
-    eps: float,
-    copies: int,
-    name: str,
-    size: int,
+    grad: Tensor, w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return empty_gradients(w, reps, step_rep, step_out)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    w, reps, step_rep, step_out, mask, *ctx.options = inputs
-    _, delta, lse = output
-    ctx.mark_non_differentiable(delta, lse)
-    ctx.save_for_backward(w, reps, step_rep, step_out, mask, delta, lse)
-
-
-def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    return (*_backward(grad, *ctx.saved_tensors, *ctx.options), *[None] * 7)
-
-
-_forward.register_autograd(_autograd_backward, setup_context=_setup_context)
-
-
-_backward.register_autograd(no_second_derivative)
+differentiate(_forward, _backward)

@@ -19,9 +19,17 @@ from cbsa._checks import check_choice, check_int
 from cbsa.ops import extended_sdpa
 from cbsa.ops.api import in_one_dtype
 from cbsa.ops.attention import attention, attention_backward
-from cbsa.ops.custom import differentiate, differentiate_all, token_major
+from cbsa.ops.custom import (
+    differentiate,
+    differentiate_all,
+    empty_broadcast,
+    empty_broadcast_gradients,
+    empty_extraction,
+    empty_extraction_gradients,
+    token_major,
+)
 from cbsa.ops.extended import BROADCASTS, REP_NORMS, Parts, by_parts, refine
-from cbsa.ops.precision import accumulation_dtype, no_autocast
+from cbsa.ops.precision import no_autocast
 from cbsa.ops.sdpa import broadcast as broadcast_here
 from cbsa.ops.sdpa import hide_padding, write_gradient
 from cbsa.parallel.collectives import reduce
@@ -110,9 +118,7 @@ def _extract(
     return extract(w, reps, mask, bias, scale, copies, name)
 
 
-@_extract.register_fake
-def _(w: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return reps.new_empty(reps.shape), reps.new_empty(reps.shape[:-1], dtype=accumulation_dtype(w.dtype))
+_extract.register_fake(empty_extraction)
 
 
 @torch.library.custom_op("cbsa::extract_sharded_backward", mutates_args=())
@@ -156,13 +162,7 @@ def _extract_backward(
     return grad_w, dq.to(reps.dtype).contiguous()
 
 
-@_extract_backward.register_fake
-def _(
-    grad: Tensor | None, grad_lse: Tensor | None, w: Tensor, reps: Tensor, *others: Any
-) -> tuple[Tensor, Tensor]:
-    return token_major(w), reps.new_empty(reps.shape)
-
-
+_extract_backward.register_fake(empty_extraction_gradients)
 differentiate_all(_extract, _extract_backward)
 
 
@@ -176,9 +176,7 @@ def _broadcast(w: Tensor, reps: Tensor, c: Tensor, lse: Tensor, mask: Tensor | N
     return broadcast_here(hide_padding(w, mask)[0], reps, c, lse, None, mask, scale)
 
 
-@_broadcast.register_fake
-def _(w: Tensor, *others: Any) -> Tensor:
-    return token_major(w)
+_broadcast.register_fake(empty_broadcast)
 
 
 @torch.library.custom_op("cbsa::broadcast_sharded_backward", mutates_args=())
@@ -206,7 +204,7 @@ def _broadcast_backward(
 def _(
     grad: Tensor, w: Tensor, reps: Tensor, c: Tensor, lse: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return token_major(w), reps.new_empty(reps.shape), c.new_empty(c.shape), lse.new_empty(lse.shape)
+    return *empty_broadcast_gradients(grad, w, reps, c), lse.new_empty(lse.shape)
 
 
 differentiate(_broadcast, _broadcast_backward)

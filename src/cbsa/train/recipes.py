@@ -226,11 +226,13 @@ _ATTENTIONS = {"cbt": "CBSA", "crate": "MSSA", "tost": "TSSA", "agent": "Agent a
 # What is known of a recipe's time and accuracy; nothing is known of those that are not here.
 _ONCE = "% top-1 with an earlier script of the same settings, one seed; not measured with this code."
 _KNOWN: dict[str, str] = {
-    "tiny_imagenet_cbt_tiny": "Measured on one H200: 45.9 % top-1 in 2.5 minutes, 17,700 images/s "
+    "tiny_imagenet_cbt_tiny": "Measured on one H200: 45.4 % top-1 in 1.5 minutes "
+    "(benchmarks/results/tiny-imagenet/runs/cbt), 45.9 % with an earlier version "
     "(benchmarks/runs/tiny_imagenet_cbt_tiny).",
     "tiny_imagenet_cbt_small": "Measured on one H200: 7,600 images/s, so about 5 minutes; "
     "accuracy not measured.",
-    "tiny_imagenet_crate_tiny": f"About 2 minutes on one H200; 47.9 {_ONCE}",
+    "tiny_imagenet_crate_tiny": "Measured on one H200: 48.4 % top-1 in 1.3 minutes "
+    "(benchmarks/results/tiny-imagenet/runs/crate).",
     "tiny_imagenet_agent_tiny": f"About 2 minutes on one H200; 46.9 {_ONCE}",
     "tiny_imagenet_tost_tiny": f"About 2 minutes on one H200; 39.8 {_ONCE}",
 }

@@ -168,6 +168,7 @@ def run_forward(
     """
     call = Problem(w, v, reps, mask, scale, softmax)
     w, reps, mask = call.w, call.reps, call.mask
+    step_rep, step_out = step_rep.contiguous(), step_out.contiguous()
     if kept is None:
         options = call.options(call.launches("forward_whole")[0])
         whole.forward_whole[(call.programs,)](
@@ -257,7 +258,7 @@ def run_backward(
     """
     grad_w, grad_reps, grad_step_rep, grad_step_out = gradients
     call = Problem(w, v, reps, mask, scale, softmax)
-    grad = unit_rows(grad)
+    grad, step_rep, step_out = unit_rows(grad), step_rep.contiguous(), step_out.contiguous()
     # partial sums of the steps' gradients
     steps = call.w.new_empty((2, call.programs, call.blocks), dtype=_WIDE).unbind()
     if kept is None:
