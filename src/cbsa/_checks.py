@@ -50,11 +50,19 @@ def check_number(argument: str, value: object) -> float:
 
 
 def check_positive_number(argument: str, value: object) -> float:
-    """Return ``value`` if it is a finite number above 0 whose square is above 0 and finite too."""
+    """Return ``value`` if it is a finite number above 0."""
     number = check_number(argument, value)
-    if not (number > 0 and 0 < number * number < math.inf):
-        raise ValueError(f"{argument} must be above 0 (and its square neither 0 nor infinite), got {number}")
+    if not number > 0:
+        raise ValueError(f"{argument} must be above 0, got {number}")
     return number
+
+
+def check_eps(value: object) -> float:
+    """Return a quantisation precision ε: above 0, and so is ε², which formulas divide by."""
+    eps = check_positive_number("eps", value)
+    if not 0 < eps * eps < math.inf:
+        raise ValueError(f"eps must have a square that is neither 0 nor infinite, got {eps}")
+    return eps
 
 
 def check_sizes(argument: str, value: object) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cbsa._checks import check_floating, check_number, check_positive_number
+from cbsa._checks import check_eps, check_floating, check_number
 from cbsa.ops.precision import accumulation_dtype, no_autocast, solve_dtype
 from cbsa.ops.resolvent import half_logdet_of_shifted, resolvent
 
@@ -93,7 +93,7 @@ def rate_reduction_gradient(z: Tensor, bases: Tensor, eps: float = 0.1) -> Tenso
 
 def _factor(z: Tensor, eps: float) -> float:
     n, d = z.shape[-2:]
-    return d / (n * check_positive_number("eps", eps) ** 2)
+    return d / (n * check_eps(eps) ** 2)
 
 
 def _check_tokens(z: Tensor) -> None:

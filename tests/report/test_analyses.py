@@ -93,7 +93,7 @@ def test_reductions_by_head_and_against_each_other():
     points = torch.tensor(scatter.collections[0].get_offsets().tolist())
     assert_close(points, torch.stack([tokens, representatives], 1), 1e-6)
     r = torch.corrcoef(torch.stack([tokens, representatives]))[0, 1]
-    assert scatter.get_title(loc="left") == f"r = {r:.2f}"
+    assert scatter.get_title(loc="left") == f"r = {r:.2f}".replace("-", "−")
 
 
 def test_a_correlation_that_is_not_defined():

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from cbsa._checks import check_positive_number
+from cbsa._checks import check_eps
 from cbsa.analysis.batches import Images, image_batches
 from cbsa.analysis.layers import Layer
 from cbsa.analysis.probing import probing
@@ -71,7 +71,7 @@ def coding_rates(model: nn.Module, images: Images, eps: float = 0.1) -> CodingRa
         GPU with kernels, for ε of at least 0.05, from products of 11 and 16 bits: within about 1e-3 of that,
         or 2e-2 where the tokens of a head are within a thousandth of a line.
     """
-    check_positive_number("eps", eps)
+    check_eps(eps)
     points: dict[int, Points | KernelPoints] = {}  # of the layers that the batch is within
     taken: list[Tensor] = []  # of each layer, (3, B, H, 2): three points, plain and normalised
     nonzero: list[tuple[Tensor | None, int]] = []  # of each layer: how many numbers, of how many

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cbsa._checks import check_choice, check_number, check_positive_number
+from cbsa._checks import check_choice, check_eps, check_number
 from cbsa.analysis.batches import Images
 from cbsa.analysis.layers import Grid, Layer
 from cbsa.analysis.probing import look_into
@@ -123,7 +123,7 @@ def reduced_coding_rates(
     Returns:
         Rates on the model's device, in float32 (float64 for a float64 model).
     """
-    check_positive_number("eps", eps)
+    check_eps(eps)
     check_choice("counterpart", counterpart, COUNTERPARTS)
     if kappa is not None:
         check_number("kappa", kappa)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from cbsa._checks import (
     check_choice,
+    check_eps,
     check_grid,
     check_int,
     check_number,
-    check_positive_number,
     check_sizes,
 )
 from cbsa.layers.attention import Attention
@@ -103,7 +103,7 @@ class CBSA(Attention):
         self.contraction = check_choice("contraction", contraction, CONTRACTIONS)
         self.stop_gradient = stop_gradient
         self.legacy_pool = legacy_pool
-        self.eps = check_positive_number("eps", eps)
+        self.eps = check_eps(eps)
         self.impl = check_choice("impl", impl, IMPLEMENTATIONS)
         self.kappa = None if kappa is None else check_number("kappa", kappa)
         self.step_init = None if step_init is None else check_number("step_init", step_init)

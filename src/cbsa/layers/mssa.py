@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cbsa._checks import check_choice, check_mask, check_positive_number
+from cbsa._checks import check_choice, check_eps, check_mask
 from cbsa.layers.attention import Attention
 from cbsa.layers.softmax import softmax_attention
 from cbsa.ops.precision import solve_dtype
@@ -48,7 +48,7 @@ class MSSA(Attention):
             dim, num_heads, head_dim=head_dim, tied=tied, num_prefix_tokens=num_prefix_tokens, dwconv=dwconv
         )
         self.contraction = check_choice("contraction", contraction, ("softmax", "exact"))
-        self.eps = check_positive_number("eps", eps)
+        self.eps = check_eps(eps)
         self.step_out = nn.Parameter(torch.empty(1)) if tied else None
         self.reset_parameters()
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cbsa._checks import check_positive_number
+from cbsa._checks import check_eps
 from cbsa.layers.attention import Attention
 from cbsa.ops import channel_cbsa, linear_cbsa
 
@@ -39,7 +39,7 @@ class LinearCBSA(Attention):
         eps: float = 0.1,
     ) -> None:
         super().__init__(dim, num_heads, head_dim=head_dim, tied=tied, num_prefix_tokens=num_prefix_tokens)
-        self.eps = check_positive_number("eps", eps)
+        self.eps = check_eps(eps)
         self.step_out = nn.Parameter(torch.empty(num_heads))  # κ
         self.reset_parameters()
 

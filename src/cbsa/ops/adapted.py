@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cbsa._checks import check_choice, check_floating, check_mask, check_number, check_positive_number
+from cbsa._checks import check_choice, check_eps, check_floating, check_mask, check_number
 from cbsa.ops import adapted_sdpa, reference
 from cbsa.ops.api import CONTRACTIONS, IMPLEMENTATIONS, check_tensors, choose_pytorch, implementation
 from cbsa.ops.availability import triton_is_missing
@@ -72,7 +72,7 @@ def contract_broadcast_kv(
     check_tensors(k, reps, eta, kappa, tokens="k")
     _check_like(k, v=v)
     check_mask(mask, k.shape[0], k.shape[2], k.device)
-    eps = check_positive_number("eps", eps)
+    eps = check_eps(eps)
     scale = k.shape[-1] ** -0.5 if scale is None else check_number("scale", scale)
     k, v, reps = _one_dtype(k=k, v=v, reps=reps)
     implementations: dict[str, Callable[..., Tensor]] = {

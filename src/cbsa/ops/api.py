@@ -8,10 +8,10 @@ from torch import Tensor
 
 from cbsa._checks import (
     check_choice,
+    check_eps,
     check_floating,
     check_mask,
     check_number,
-    check_positive_number,
 )
 from cbsa._tracing import is_exporting, is_transformed
 from cbsa.ops import reference, sdpa
@@ -91,7 +91,7 @@ def contract_broadcast(
     check_choice("impl", impl, IMPLEMENTATIONS)
     check_tensors(w, reps, step_rep, step_out)
     check_mask(mask, w.shape[0], w.shape[2], w.device)
-    eps = check_positive_number("eps", eps)
+    eps = check_eps(eps)
     scale = w.shape[-1] ** -0.5 if scale is None else check_number("scale", scale)
 
     w, reps = in_one_dtype(w, reps)

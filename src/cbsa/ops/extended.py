@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cbsa._checks import check_choice, check_int, check_mask, check_positive_number
+from cbsa._checks import check_choice, check_eps, check_int, check_mask
 from cbsa.ops import extended_sdpa
 from cbsa.ops.api import (
     CONTRACTIONS,
@@ -90,7 +90,7 @@ def extended_contract_broadcast(
     check_int("iterations", iterations)
     check_tensors(w, reps, step_rep, step_out)
     check_mask(mask, w.shape[0], w.shape[2], w.device)
-    eps = check_positive_number("eps", eps)
+    eps = check_eps(eps)
     w, reps = in_one_dtype(w, reps)
     scale = w.shape[-1] ** -0.5
     chosen = implementation(impl, lambda: _choose(w, reps), w, reps, step_rep, step_out)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from cbsa._checks import check_floating, check_positive_number
+from cbsa._checks import check_eps, check_floating
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.ops.resolvent import resolvent
 from cbsa.ops.sums import HERE, TokenSums
@@ -21,7 +21,7 @@ def linear_cbsa(w: Tensor, eps: float = 0.1) -> Tensor:
     Returns:
         (..., N, d).
     """
-    return resolvent(_check_tokens(w), 1 / check_positive_number("eps", eps) ** 2)
+    return resolvent(_check_tokens(w), 1 / check_eps(eps) ** 2)
 
 
 def channel_cbsa(w: Tensor, eps: float = 0.1) -> Tensor:
@@ -37,7 +37,7 @@ def channel_cbsa(w: Tensor, eps: float = 0.1) -> Tensor:
     Returns:
         (..., N, d).
     """
-    return scale_channels(_check_tokens(w), check_positive_number("eps", eps))
+    return scale_channels(_check_tokens(w), check_eps(eps))
 
 
 def scale_channels(w: Tensor, eps: float, sums: TokenSums = HERE) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cbsa._checks import check_choice, check_mask, check_positive_number
+from cbsa._checks import check_choice, check_eps, check_mask
 from cbsa.ops.api import CONTRACTIONS, check_tensors, in_one_dtype
 from cbsa.ops.attention import attention
 from cbsa.ops.custom import differentiate, empty_extraction, empty_gradients, token_major
@@ -88,7 +88,7 @@ def check_shard(
             f"w has {w.shape[2]} tokens, of which {num_prefix_tokens} are prefix tokens: each process needs "
             "tokens of its own"
         )
-    return check_positive_number("eps", eps)
+    return check_eps(eps)
 
 
 @torch.library.custom_op("cbsa::contract_broadcast_sharded", mutates_args=())
