@@ -162,7 +162,7 @@ def test_nan_is_reported_as_nan():
         (
             lambda: objective.coding_rate(torch.randn(3, 3), eps=-1),
             ValueError,
-            "eps must be above 0 .*, got -1",
+            "eps must be above 0, got -1",
         ),
         (
             lambda: objective.compression(torch.randn(3, 4), torch.randn(2, 5, 2)),

@@ -35,7 +35,7 @@ from cbsa.train.segmentation.config import SegmentConfig
         (OptimizerConfig, {"betas": (-0.1, 0.9)}, r"optimizer\.betas must be .* at least 0"),
         (OptimizerConfig, {"betas": (0.9,)}, r"optimizer\.betas must be two numbers .*, got \(0\.9,\)"),
         (OptimizerConfig, {"betas": (0.9, math.nan)}, r"optimizer\.betas must be finite, got nan"),
-        (OptimizerConfig, {"layer_decay": 0.0}, r"optimizer\.layer_decay must be above 0, got 0\.0"),
+        (OptimizerConfig, {"layer_decay": 0.0}, r"optimizer\.layer_decay must be above 0 .*, got 0\.0"),
         (OptimizerConfig, {"layer_decay": 1.5}, r"optimizer\.layer_decay must be .* at most 1, got 1\.5"),
         (ScheduleConfig, {"name": "linear"}, r"schedule\.name='linear': expected one of 'cosine'"),
         (ScheduleConfig, {"warmup_epochs": -1.0}, r"schedule\.warmup_epochs must be at least 0, got -1\.0"),
