@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cbsa.cli.looking import Looking, numbers
+from cbsa.cli.looking import Looking
 from cbsa.cli.looks import (
     PANEL,
     PARTS,
@@ -22,6 +22,7 @@ from cbsa.cli.looks import (
     Split,
     looks,
 )
+from cbsa.cli.options import numbers, split
 
 if TYPE_CHECKING:
     from cbsa.experiments.images import ImageChoice
@@ -207,10 +208,9 @@ def fig_perturb(
 
     By default two models of the digits, a CBT and a ViT of the same width and depth.
     """
-    from cbsa.cli.bench import split as separate
     from cbsa.experiments import perturb as experiment
 
-    chosen = separate(parts)
+    chosen = split(parts)
     results = experiment.run(
         look.subjects,
         choice,

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from cbsa.cli.options import choose_device
 from cbsa.cli.reproduce import prepare, say_where
 
 if TYPE_CHECKING:
@@ -81,7 +82,6 @@ def looking(
     default: Sequence[str] = ("digits",),
 ) -> Iterator[Looking]:
     """Open the models of a command, training those of the digits first; the user's errors become messages."""
-    from cbsa.cli.bench import choose_device
     from cbsa.data import TooManyCorruptImages
     from cbsa.experiments.subjects import open_subjects
     from cbsa.models import CheckpointError
@@ -148,14 +148,3 @@ def narrow_table(grid: "Grid") -> Table:
         marked = (re.sub(r"\*\*(.+?)\*\*", r"[bold]\1[/bold]", escape(cell)) for cell in cells)
         table.add_row(*marked, style="cyan" if cells[0].startswith("paper: ") else None)
     return table
-
-
-def numbers(option: str, text: str, whole: bool = False) -> list[float]:
-    """Numbers separated by commas."""
-    from cbsa.cli.bench import split
-
-    try:
-        return [int(part) if whole else float(part) for part in split(text)]
-    except ValueError:
-        kind = "whole numbers" if whole else "numbers"
-        raise ValueError(f"{option} {text!r}: expected {kind} separated by commas") from None

@@ -2,13 +2,13 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cbsa.cli.looking import looking
+from cbsa.cli.options import Device, Options, declare, options_of
 
 PANEL = "What to look at"
 Models = Annotated[
@@ -59,7 +59,6 @@ Images = Annotated[
     ),
 ]
 Batch = Annotated[int, typer.Option(min=1, help="Images at a time.")]
-Device = Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU if there is one.")]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Folder for pictures and numbers [outputs/COMMAND].")
 ]
@@ -93,7 +92,7 @@ def looks(
     """
 
     def make(function: Callable[..., None]) -> Callable[..., None]:
-        first: dict[str, tuple[Any, Any]] = {
+        first: Options = {
             "model": (Models, None),
             "weights": (Weights, None),
             "untrained": (Untrained, False),
@@ -105,10 +104,7 @@ def looks(
                 "images": (Images, images),
             }
         given = 1 if images is None else 2  # what the function is given beside its own options
-        own = {
-            option.name: (option.annotation, option.default)
-            for option in list(signature(function).parameters.values())[given:]
-        }
+        own = options_of(function, given)
         options = first | own | {"device": (Device, "auto"), "out": (Out, None)}
 
         @functools.wraps(function)
@@ -124,11 +120,7 @@ def looks(
                     choose = look.masks if masks else look.images
                     function(look, choose(shared["data"], shared["split"], shared["images"]), **values)
 
-        kind = Parameter.KEYWORD_ONLY
-        command.__signature__ = Signature(  # type: ignore[attr-defined]
-            [Parameter(name, kind, default=value, annotation=hint) for name, (hint, value) in options.items()]
-        )
-        command.__annotations__ = {name: hint for name, (hint, _) in options.items()}
+        declare(command, options)
         return command
 
     return make

@@ -8,6 +8,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from cbsa.cli.measuring import Compiled, Jobs, Precision, good_errors, positive, with_progress
+from cbsa.cli.options import Device, choose_device, split
+
 app = typer.Typer(help="Reproduce a table or figure of the paper.", no_args_is_help=True)
 
 
@@ -99,21 +102,18 @@ def fig_complexity(
 @app.command("table-throughput")
 def table_throughput(
     out: Annotated[Path, typer.Option(help="Folder for the numbers.")] = Path("outputs/throughput"),
-    device: Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU if there is one.")] = "auto",
+    device: Device = "auto",
     models: Annotated[str, typer.Option(help="Some of the table's models, separated by commas.")] = "",
     size: Annotated[int, typer.Option(help="Resolution in pixels; the paper's is 512.")] = 512,
     batch: Annotated[int, typer.Option(help="Images at a time; 0 for a batch of 65,536 tokens.")] = 0,
-    precision: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile the blocks.")] = True,
+    precision: Precision = "bf16",
+    compiled: Compiled = True,
     seconds: Annotated[float, typer.Option(help="Time spent on each number.")] = 0.5,
-    jobs: Annotated[
-        int, typer.Option(help="Compile in so many processes at once; 0 for none but this one.")
-    ] = 0,
+    jobs: Jobs = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything anew.")] = False,
 ) -> None:
     """Measure images per second of CBT, ViT, CRATE and ToST at 512 px (table wall-clock)."""
     from cbsa import paper
-    from cbsa.cli.bench import choose_device, good_errors, positive, show_progress, split
     from cbsa.experiments import throughput
 
     console = Console()
@@ -128,9 +128,8 @@ def table_throughput(
             seconds=positive(seconds),
         )
         prepare(out)
-        with show_progress(console) as start:
-            say, advance = start("Models", len(list(config.forms())))
-            results = throughput.run(config, out, fresh=fresh, jobs=jobs, say=say, advance=advance)
+        count = len(list(config.forms()))
+        results = with_progress(throughput.run, config, "Models", count, out, fresh, jobs, console)
     for grid in throughput.tables(results, config):
         console.print(grid.rich())
     console.print(throughput.CAPTION, highlight=False)

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cbsa.cli.looking import numbers
 from cbsa.cli.looks import PARTS, SIGMAS, Parts, Seeds, Sigmas
+from cbsa.cli.options import numbers, split
 from cbsa.cli.reproduce import prepare, say_where
 from cbsa.cli.train import friendly
 
@@ -42,7 +42,6 @@ def fig_seg_noise(
     """Draw mIoU under noise on the decoder's attention layers (figure segmentation, middle and right)."""
     from cbsa.analysis import NoiseSweep
     from cbsa.bench.tables import Grid
-    from cbsa.cli.bench import split
     from cbsa.experiments.report import save_analysis
     from cbsa.experiments.seg_noise import noise_sweep
     from cbsa.experiments.study_table import spread

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cbsa.cli.options import split
 from cbsa.cli.reproduce import prepare, say_where
 from cbsa.cli.train import friendly
 
@@ -28,7 +29,6 @@ def fig_vit_adapt(
     ),
 ) -> None:
     """Show accuracy and FLOPs of ViTs whose attention was swapped (figure vit-adapt)."""
-    from cbsa.cli.bench import split
     from cbsa.experiments import vit_adapt as experiment
 
     prepare(out)
