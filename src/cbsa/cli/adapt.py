@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
-from cbsa.cli.train import (
+from cbsa.cli.running import (
+    Listing,
     Out,
     Settings,
     Show,
@@ -15,6 +15,7 @@ from cbsa.cli.train import (
     friendly,
     is_main,
     list_recipes,
+    look_at,
     run_to_end,
     show_recipe,
 )
@@ -47,7 +48,7 @@ def adapt(
         str | None, typer.Option(help="With a name of timm's: a file or folder of weights instead.")
     ] = None,
     out: Out = None,
-    list_all: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
+    list_all: Listing = False,
     show: Show = False,
 ) -> None:
     """Swap the attention of a trained ViT and fine-tune it; the same command goes on with a run.
@@ -85,10 +86,7 @@ def _run(config: "AdaptConfig", folder: Path) -> None:
         console.print(Grid(title, columns, stage_rows(read_report(folder))).rich())
         if result.metrics is not None:
             draw_run(result, console)
-    console.print(
-        f"[bold]Look at {escape(str(folder))}[/bold]: adaptation.md, adaptation.json, curves.png, model/",
-        soft_wrap=True,
-    )
+    look_at(console, folder, "adaptation.md, adaptation.json, curves.png, model/")
 
 
 def _configure(

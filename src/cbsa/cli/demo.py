@@ -21,7 +21,8 @@ def demo(
 
     Nothing is downloaded. Interrupted, the same command goes on; finished, it writes the page again.
     """
-    from cbsa.cli.train import configure, run_to_end
+    from cbsa.cli.running import run_to_end
+    from cbsa.cli.train import configure
     from cbsa.experiments.demo import write_demo_explorer, write_demo_page
 
     console = Console()

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cbsa.cli.inside import run_inside
 from cbsa.cli.laboratory import work_and_show
 from cbsa.cli.reproduce import prepare
+from cbsa.cli.running import friendly
 from cbsa.cli.smoke import RUNS, Step, smoke_steps
 from cbsa.cli.study import Data, Limit, Retry, Work, folders_of
-from cbsa.cli.train import friendly
 
 SMOKE, POCKET, LABORATORY = "smoke", "pocket", "laboratory"
 _RAN, _FAILED, _LEFT_OUT = "ran", "failed", "left out"

@@ -7,9 +7,9 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from cbsa.cli.running import friendly
 from cbsa.cli.study import work_off
 from cbsa.cli.study_tables import show_table
-from cbsa.cli.train import friendly
 
 TABLES = "tables"  # folder of the tables, beside the results
 

@@ -114,7 +114,7 @@ def looking(
 
 def train_digits(name: str, console: Console) -> None:
     """Train a model of the digits that is asked for, by ``[LABEL=]digits:NAME``, and not there yet."""
-    from cbsa.cli.train import run_to_end
+    from cbsa.cli.running import run_to_end
     from cbsa.experiments import digits
     from cbsa.train.trained import split_label
 

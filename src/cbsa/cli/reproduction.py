@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from cbsa.cli.reproduce import prepare
-from cbsa.cli.train import friendly
+from cbsa.cli.running import friendly
 
 _SHOWN = 40  # lines of a difference
 

@@ -9,16 +9,29 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cbsa.cli.train import Out, Settings, Show, friendly, is_main, list_recipes, run_to_end, show_recipe
+from cbsa.cli.running import (
+    Checkpoint,
+    Listing,
+    Numbers,
+    Out,
+    Recipe,
+    Settings,
+    Show,
+    friendly,
+    is_main,
+    list_recipes,
+    look_at,
+    run_to_end,
+    save_pictures,
+    show_recipe,
+)
 
 if TYPE_CHECKING:
-    from cbsa.train import Result
     from cbsa.train.segmentation.config import SegmentConfig
 
 _MOST_CLASSES_LISTED = 30
 
 app = typer.Typer(no_args_is_help=True, help="Train, evaluate and use models that segment images.")
-Checkpoint = Annotated[str, typer.Option(help="Of a run: 'last' or 'best'.")]
 Target = Annotated[
     str,
     typer.Argument(
@@ -29,10 +42,10 @@ Target = Annotated[
 
 @app.command()
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="Name of a recipe; see --list.")] = None,
+    recipe: Recipe = None,
     settings: Settings = None,
     out: Out = None,
-    list_all: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
+    list_all: Listing = False,
     show: Show = False,
 ) -> None:
     """Train a segmenter, or go on with a run that was interrupted: the same command resumes it.
@@ -58,11 +71,8 @@ def train(
         highlight=False,
     )
     if result.metrics is not None and is_main():
-        _draw(result)
-    console.print(
-        f"[bold]Look at {escape(str(folder))}[/bold]: curves.png, confusion.png, model/, summary.json",
-        soft_wrap=True,
-    )
+        save_pictures(result)
+    look_at(console, folder, "curves.png, confusion.png, model/, summary.json")
 
 
 @app.command("eval")
@@ -70,7 +80,7 @@ def evaluate(
     target: Target,
     settings: Settings = None,
     checkpoint: Checkpoint = "last",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="JSON file for the numbers.")] = None,
+    out: Numbers = None,
 ) -> None:
     """Evaluate a segmenter: mIoU, IoU of each class, pixel accuracy, boundary IoU.
 
@@ -138,7 +148,7 @@ def predict(
     if not result.written:
         console.print(f"[red]None of the {len(result.unreadable)} images could be read.[/red]")
         raise typer.Exit(1)
-    console.print(f"[bold]Look at {escape(str(out))}[/bold]: overlays/, labels/", soft_wrap=True)
+    look_at(console, out, "overlays/, labels/")
 
 
 @app.command("pascal-context")
@@ -154,7 +164,7 @@ def pascal_context(
     with friendly(), Display(console) as display, display.task("Converting") as update:
         counts = convert_pascal_context(labels, voc, update)
     said = " and ".join(f"{count:,} for {split}" for split, count in counts.items())
-    console.print(f"[bold]Look at {escape(str(voc))}[/bold]: masks of {said}", soft_wrap=True)
+    look_at(console, voc, f"masks of {said}")
 
 
 def _configure(recipe: str, settings: list[str] | None) -> "SegmentConfig":
@@ -207,14 +217,3 @@ def _print_scores(console: Console, scores: dict[str, Any], title: str) -> None:
         console.print(
             f"Without a pixel in this split, and so without a score: {escape(names)}", soft_wrap=True
         )
-
-
-def _draw(result: "Result") -> None:
-    """Draw curves and confusion matrix into the run's folder."""
-    from cbsa.experiments.report import save_figure
-    from cbsa.report import plot_confusion, plot_curves
-    from cbsa.train.log import read_epochs
-
-    save_figure(plot_curves({result.folder.name: read_epochs(result.folder)}), result.folder / "curves")
-    figure = plot_confusion(result.metrics.confusion, result.summary["classes"])
-    save_figure(figure, result.folder / "confusion")

@@ -9,7 +9,7 @@ from rich.console import Console
 from cbsa.cli.looks import PARTS, SIGMAS, Parts, Seeds, Sigmas
 from cbsa.cli.options import numbers, split
 from cbsa.cli.reproduce import prepare, say_where
-from cbsa.cli.train import friendly
+from cbsa.cli.running import friendly
 
 _NAME = "fig-seg-noise"
 _CAPTION = (

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cbsa.cli.looking import narrow_table
-from cbsa.cli.train import friendly
+from cbsa.cli.running import friendly
 
 if TYPE_CHECKING:
     from cbsa.bench.tables import Grid

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cbsa.cli.looking import narrow_table
-from cbsa.cli.train import Settings, friendly
+from cbsa.cli.running import Settings, friendly
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

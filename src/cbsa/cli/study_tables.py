@@ -8,8 +8,8 @@ from rich.console import Console
 
 from cbsa.cli.looking import narrow_table
 from cbsa.cli.reproduce import prepare, say_where
+from cbsa.cli.running import friendly
 from cbsa.cli.study import OUT
-from cbsa.cli.train import friendly
 
 Results = Annotated[
     Path,

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cbsa.cli.options import split
 from cbsa.cli.reproduce import prepare, say_where
-from cbsa.cli.train import friendly
+from cbsa.cli.running import friendly
 
 
 def fig_vit_adapt(

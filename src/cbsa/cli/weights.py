@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cbsa.cli.train import friendly
+from cbsa.cli.running import friendly
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Name of a registered model; see `cbsa models`.")]
 ModelOrFolder = Annotated[
