@@ -22,7 +22,7 @@ from cbsa.report import (
     plot_zero_shot,
     plot_zero_shot_layers,
 )
-from cbsa.report.examples import overlay, to_pixels
+from cbsa.report.pixels import overlay, to_pixels
 from tests.compare import assert_close
 
 

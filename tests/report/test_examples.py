@@ -6,7 +6,7 @@ from matplotlib.colors import to_hex
 
 from cbsa.analysis import AttentionMaps
 from cbsa.report import plot_attention, plot_examples, plot_heads
-from cbsa.report.examples import overlay, to_pixels
+from cbsa.report.pixels import overlay, to_pixels
 from cbsa.report.style import WRONG
 
 CLASSES = ["zero", "$one$", "_two"]

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from cbsa.analysis import AttentionMaps
-from cbsa.report.examples import _enlarge, _show, overlay, to_pixels
+from cbsa.report.pixels import enlarge, overlay, show_picture, to_pixels
 from cbsa.report.style import INK, QUIET, bare, new_figure, shorten
 
 _GAP = 0.12  # width between models, in that of a column
@@ -33,7 +33,7 @@ def compare_attention(
     """
     if not attention:
         raise ValueError("attention is empty: give the maps of at least one model")
-    pixels = _enlarge(to_pixels(images))
+    pixels = enlarge(to_pixels(images))
     rows, groups = len(pixels), [1, *(len(maps.layers) for maps in attention.values())]
     ratios = [ratio for group in groups for ratio in (*[1.0] * group, _GAP)][:-1]
     shape = min(pixels.shape[1] / pixels.shape[2], 3)
@@ -51,7 +51,7 @@ def compare_attention(
     for place, (heading, title, pictures) in zip(places, columns, strict=True):
         for row in range(rows):
             axes = figure.add_subplot(grid[row, place])
-            _show(axes, pictures[row])
+            show_picture(axes, pictures[row])
             bare(axes)
             if place == 0 and row < len(titles):
                 axes.set_ylabel(shorten(titles[row], 20), fontsize=9, color=INK, parse_math=False)

@@ -1,22 +1,18 @@
 """Example images: what the model says about them, and where it looks."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor
-from torch.nn import functional as F
 
 from cbsa._checks import check_int
 from cbsa.analysis import AttentionMaps
+from cbsa.report.pixels import enlarge, overlay, show_picture, to_pixels
 from cbsa.report.style import INK, QUIET, RIGHT, WRONG, bare, new_figure, shorten
 
-_HEAT = colormaps["inferno"]
 _WIDTH = 10.5  # inches of a grid of examples
 _SHORT, _LONGEST = 8, 18  # letters of class names that fit beside the confidence, and at all
-_SMOOTH = 192  # pixels that the longer side of a map should have
 
 
 def plot_examples(
@@ -61,7 +57,7 @@ def plot_examples(
         if place >= len(order):
             continue
         i = order[place]
-        _show(axes, pixels[i])
+        show_picture(axes, pixels[i])
         colour = WRONG if wrong[i] else RIGHT
         space = "\n" if letters > _SHORT else "  "
         text = f"{names[int(predicted[i])]}{space}{100 * confidence[i].item():.0f} %"
@@ -107,37 +103,11 @@ def plot_heads(
     return _overlays(images, columns, titles, f"{query} map of layer {attention.layers[layer] + 1}")
 
 
-def to_pixels(images: Tensor) -> Tensor:
-    """Images (B, 1 or 3, height, width), uint8 or in [0, 1], as float32 (B, height, width, 3) on the CPU."""
-    if images.dim() != 4 or images.shape[1] not in (1, 3) or not len(images):
-        raise ValueError(f"images must have shape (B, 1 or 3, height, width), got {tuple(images.shape)}")
-    pixels = images.detach().cpu()
-    pixels = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
-    low, high = pixels.min().item(), pixels.max().item()
-    if not (low >= -1e-3 and high <= 1 + 1e-3):
-        raise ValueError(
-            f"images must be uint8 or lie in [0, 1], got values from {low:.3g} to {high:.3g}: "
-            "undo their normalisation first"
-        )
-    return pixels.clamp(0, 1).expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
-
-
-def overlay(pixels: Tensor, heat: Tensor) -> Tensor:
-    """Lay maps (B, h, w) over grey versions of pixels (B, height, width, 3), the more opaque the higher."""
-    size = pixels.shape[1:3]
-    smooth = F.interpolate(heat[:, None].float().cpu(), size=size, mode="bicubic", align_corners=False)[:, 0]
-    smooth = smooth.clamp(min=0) / smooth.flatten(1).amax(1).clamp(min=1e-12)[:, None, None]
-    colour = torch.from_numpy(_HEAT(smooth.numpy())[..., :3]).float()  # (B, height, width, 3)
-    grey = (pixels * torch.tensor([0.299, 0.587, 0.114])).sum(-1, keepdim=True)
-    opacity = 0.15 + 0.7 * smooth.unsqueeze(-1)
-    return 0.7 * (1 - opacity) * grey + opacity * colour
-
-
 def _overlays(
     images: Tensor, columns: Sequence[tuple[str, Tensor]], titles: Sequence[str], what: str
 ) -> Figure:
     """A grid: images, then one column of overlays per (title, maps (B, h, w))."""
-    pixels = _enlarge(to_pixels(images))
+    pixels = enlarge(to_pixels(images))
     for title, maps in columns:
         if len(maps) != len(pixels):
             raise ValueError(f"{title} has maps of {len(maps)} images, but there are {len(pixels)} images")
@@ -149,21 +119,9 @@ def _overlays(
     for column, (title, pictures) in enumerate(drawn):
         grid[0, column].set_title(title, fontsize=9, color=INK if column == 0 else QUIET)
         for row in range(rows):
-            _show(grid[row, column], pictures[row])
+            show_picture(grid[row, column], pictures[row])
             bare(grid[row, column])
     for row, title in enumerate(titles):
         grid[row, 0].set_ylabel(shorten(title, 20), fontsize=9, color=INK, parse_math=False)
     figure.suptitle(what, x=0.01, ha="left", fontsize=10.5, fontweight="bold", color=INK)
     return figure
-
-
-def _enlarge(pixels: Tensor) -> Tensor:
-    """Repeat the pixels of small images, so that maps over them can be smooth."""
-    times = max(1, _SMOOTH // max(pixels.shape[1:3]))
-    return pixels.repeat_interleave(times, 1).repeat_interleave(times, 2)
-
-
-def _show(axes: Any, picture: Tensor) -> None:
-    """Draw one picture (height, width, 3); small ones keep their pixels sharp."""
-    sharp = max(picture.shape[:2]) <= 64
-    axes.imshow(picture.numpy(), interpolation="nearest" if sharp else "antialiased")

@@ -8,7 +8,7 @@ from cbsa._checks import check_int
 from cbsa.analysis import ExtractionFactors, Representatives
 from cbsa.analysis.projection import principal
 from cbsa.objective import coding_rate
-from cbsa.report.examples import _enlarge, _show, overlay, to_pixels
+from cbsa.report.pixels import enlarge, overlay, show_picture, to_pixels
 from cbsa.report.representatives import draw_moves, draw_regions, region_colours
 from cbsa.report.style import INK, QUIET, bare, new_figure
 
@@ -50,7 +50,7 @@ def plot_overview(
     if not (0 <= row < rows and 0 <= column < columns):
         raise ValueError(f"patch must lie on the grid of {rows}×{columns} patches, got {(row, column)}")
 
-    picture = _enlarge(to_pixels(image[None]))[0]
+    picture = enlarge(to_pixels(image[None]))[0]
     shape = min(picture.shape[0] / picture.shape[1], 3)
     figure = new_figure(11.2, 2.6 * shape + 1.05)
     panels = figure.subplots(1, len(_STEPS), squeeze=False)[0]
@@ -59,14 +59,14 @@ def plot_overview(
     rates = [coding_rate(part).item() for part in (before, after)]
     plane, _ = principal(torch.cat([before, after]), 2)
 
-    _show(panels[0], picture)
+    show_picture(panels[0], picture)
     draw_regions(panels[1], picture, weights, factors.grid)
     before_plane, after_plane = plane.chunk(2)
     draw_moves(panels[2], before_plane, after_plane, region_colours(weights, factors.grid))
     panels[2].set_box_aspect(shape)
     reached = factors.row(factors.factors.shape[-1] - rows * columns + row * columns + column)[0, 0, head]
     heat = reached[-rows * columns :].view(1, rows, columns)
-    _show(panels[3], overlay(picture[None], heat)[0])
+    show_picture(panels[3], overlay(picture[None], heat)[0])
     place = ((column + 0.5) / columns * picture.shape[1], (row + 0.5) / rows * picture.shape[0])
     panels[3].plot(*place, marker="s", markersize=7, markerfacecolor="none", color="white", mew=2.6)
     panels[3].plot(*place, marker="s", markersize=7, markerfacecolor="none", color=INK, mew=1.0)

@@ -13,7 +13,7 @@ from cbsa._checks import check_int
 from cbsa.analysis import ExtractionFactors, Representatives
 from cbsa.analysis.projection import principal
 from cbsa.objective import coding_rate
-from cbsa.report.examples import _enlarge, _show, to_pixels
+from cbsa.report.pixels import enlarge, show_picture, to_pixels
 from cbsa.report.places import place_colours
 from cbsa.report.style import FAINT, INK, QUIET, bare, new_figure, shorten
 
@@ -34,7 +34,7 @@ def plot_regions(
         head: which head, from 0.
         titles: a label for each image.
     """
-    pixels, (rows, columns) = _enlarge(to_pixels(images)), factors.grid
+    pixels, (rows, columns) = enlarge(to_pixels(images)), factors.grid
     layers, count, heads, m, _ = factors.factors.shape
     if count != len(pixels):
         raise ValueError(f"factors are of {count} images, but there are {len(pixels)} images")
@@ -44,7 +44,7 @@ def plot_regions(
     figure = new_figure(1.55 * (layers + 1) + 0.3, 1.7 * count * min(height / width, 3) + 0.6)
     axes = figure.subplots(count, layers + 1, squeeze=False)
     for i in range(count):
-        _show(axes[i, 0], pixels[i])
+        show_picture(axes[i, 0], pixels[i])
         bare(axes[i, 0])
         for place in range(layers):
             weights = factors.factors[place, i, head, :, -rows * columns :].double().cpu()  # (m, h·w)
