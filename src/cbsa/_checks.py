@@ -40,12 +40,14 @@ def check_int(argument: str, value: object, at_least: int = 1) -> int:
     return value  # type: ignore[return-value]  # a SymInt stands for an int while tracing
 
 
-def check_number(argument: str, value: object) -> float:
-    """Return ``value`` if it is a finite real number."""
+def check_number(argument: str, value: object, at_least: float | None = None) -> float:
+    """Return ``value`` if it is a finite real number, of at least ``at_least`` if that is given."""
     if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real, torch.SymFloat)):
         raise TypeError(f"{argument} must be a number, got {value!r} of type {type(value).__name__}")
     if not -math.inf < value < math.inf:  # type: ignore[operator]
         raise ValueError(f"{argument} must be finite, got {value}")
+    if at_least is not None and value < at_least:  # type: ignore[operator]
+        raise ValueError(f"{argument} must be at least {at_least}, got {value}")
     return value  # type: ignore[return-value]  # a SymFloat stands for a float while tracing
 
 
@@ -54,6 +56,22 @@ def check_positive_number(argument: str, value: object) -> float:
     number = check_number(argument, value)
     if not number > 0:
         raise ValueError(f"{argument} must be above 0, got {number}")
+    return number
+
+
+def check_share(argument: str, value: object) -> float:
+    """Return ``value`` if it is a number above 0, 1 at most."""
+    number = check_number(argument, value)
+    if not 0 < number <= 1:
+        raise ValueError(f"{argument} must be above 0 and at most 1, got {number}")
+    return number
+
+
+def check_below_one(argument: str, value: object) -> float:
+    """Return ``value`` if it is a number of at least 0, below 1."""
+    number = check_number(argument, value)
+    if not 0 <= number < 1:
+        raise ValueError(f"{argument} must be at least 0 and below 1, got {number}")
     return number
 
 

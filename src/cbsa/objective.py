@@ -66,8 +66,7 @@ def rate_reduction(z: Tensor, bases: Tensor, lam: float = 0.1, eps: float = 0.1)
 
     ``lam=0`` is the maximal coding rate reduction MCR². ‖Z‖₀ counts non-zero entries and has no gradient.
     """
-    if check_number("lam", lam) < 0:
-        raise ValueError(f"lam must be at least 0, got {lam}")
+    check_number("lam", lam, at_least=0)
     rate = coding_rate(z, eps)
     return rate - compression(z, bases, eps) - lam * (z != 0).sum((-2, -1)).to(rate.dtype)
 

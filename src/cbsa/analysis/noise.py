@@ -57,8 +57,7 @@ def perturb(
     Yields:
         Names of the parameters that are perturbed.
     """
-    if check_number("sigma", sigma) < 0:
-        raise ValueError(f"sigma must be at least 0, got {sigma}")
+    check_number("sigma", sigma, at_least=0)
     check_int("seed", seed, at_least=0)
     chosen = _attention_parameters(model, parts)
     saved = [parameter.detach().clone() for parameter in chosen.values()]
@@ -177,8 +176,7 @@ def sweep(
         if len(set(values)) != len(values):
             raise ValueError(f"{name} must differ from each other, got {list(values)}")
     for sigma in sigmas:
-        if check_number("sigmas", sigma) < 0:
-            raise ValueError(f"sigmas must be at least 0, got {sigma}")
+        check_number("sigmas", sigma, at_least=0)
     numbers = [check_int("seeds", seed, at_least=0) for seed in seeds]
     scores = [[float(evaluate(sigma, seed)) for seed in numbers] for sigma in sigmas]
     return NoiseSweep(tuple(map(float, sigmas)), tuple(numbers), torch.tensor(scores, dtype=torch.float64))

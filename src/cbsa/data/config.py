@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from cbsa._checks import check_choice, check_int, check_number
+from cbsa._checks import check_below_one, check_choice, check_int, check_number, check_share
 
 DATASETS = (
     "digits",
@@ -86,10 +86,8 @@ class DataConfig:
                 check_number(f"data.{name}", value)
         if min(self.std) <= 0:
             raise ValueError(f"data.std must be above 0, got {self.std}")
-        if not 0 <= check_number("data.holdout", self.holdout) < 1:
-            raise ValueError(f"data.holdout must be at least 0 and below 1, got {self.holdout}")
-        if not 0 < check_number("data.crop_pct", self.crop_pct) <= 1:
-            raise ValueError(f"data.crop_pct must be above 0 and at most 1, got {self.crop_pct}")
+        check_below_one("data.holdout", self.holdout)
+        check_share("data.crop_pct", self.crop_pct)
 
 
 @dataclass(frozen=True)
@@ -131,5 +129,4 @@ class AugmentConfig:
             if not 0 <= check_number(f"augment.{name}", getattr(self, name)) <= 1:
                 raise ValueError(f"augment.{name} is a probability, got {getattr(self, name)}")
         for name in ("mixup", "cutmix"):
-            if check_number(f"augment.{name}", getattr(self, name)) < 0:
-                raise ValueError(f"augment.{name} must be at least 0, got {getattr(self, name)}")
+            check_number(f"augment.{name}", getattr(self, name), at_least=0)

@@ -32,9 +32,7 @@ class ISTA(nn.Module):
         super().__init__()
         self.dim = check_int("dim", dim)
         self.step_size = check_positive_number("step_size", step_size)
-        self.lambd = check_number("lambd", lambd)
-        if self.lambd < 0:
-            raise ValueError(f"lambd must be at least 0, got {lambd}")
+        self.lambd = check_number("lambd", lambd, at_least=0)
         self.weight = nn.Parameter(torch.empty(dim, dim))  # D
         self.register_buffer("fused_weight", None, persistent=False)
         self.fused_weight: Tensor | None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cbsa._checks import check_int, check_number
+from cbsa._checks import check_int, check_positive_number
 
 IGNORE = 255  # label of pixels that count for nothing
 BOUNDARY_SHARE = 0.02  # of the diagonal: how far from its contour a mask's boundary reaches
@@ -79,9 +79,7 @@ class PixelCounts:
         self.num_classes, self.ignore = check_int("num_classes", num_classes), ignore
         if 0 <= ignore < num_classes:
             raise ValueError(f"ignore={ignore} is one of the {num_classes} classes: take another label")
-        if check_number("boundary", boundary) <= 0:
-            raise ValueError(f"boundary must be above 0, got {boundary}")
-        self.boundary = boundary
+        self.boundary = check_positive_number("boundary", boundary)
         self._counts = torch.zeros(num_classes * (num_classes + 3), dtype=torch.int64, device=device)
 
     @property

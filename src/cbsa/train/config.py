@@ -3,7 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from cbsa._checks import check_choice, check_int, check_number, check_positive_number
+from cbsa._checks import (
+    check_below_one,
+    check_choice,
+    check_int,
+    check_number,
+    check_positive_number,
+    check_share,
+)
 from cbsa.data.config import AugmentConfig, DataConfig
 
 OPTIMIZERS = ("lion", "adamw", "sgd")
@@ -62,14 +69,11 @@ class OptimizerConfig:
         check_choice("optimizer.name", self.name, OPTIMIZERS)
         check_positive_number("optimizer.lr", self.lr)
         for name in ("weight_decay", "clip_grad"):
-            if check_number(f"optimizer.{name}", getattr(self, name)) < 0:
-                raise ValueError(f"optimizer.{name} must be at least 0, got {getattr(self, name)}")
+            check_number(f"optimizer.{name}", getattr(self, name), at_least=0)
         if len(self.betas) != 2 or not all(0 <= check_number("optimizer.betas", b) < 1 for b in self.betas):
             raise ValueError(f"optimizer.betas must be two numbers of at least 0, below 1, got {self.betas}")
-        if not 0 <= check_number("optimizer.momentum", self.momentum) < 1:
-            raise ValueError(f"optimizer.momentum must be at least 0 and below 1, got {self.momentum}")
-        if not 0 < check_number("optimizer.layer_decay", self.layer_decay) <= 1:
-            raise ValueError(f"optimizer.layer_decay must be above 0 and at most 1, got {self.layer_decay}")
+        check_below_one("optimizer.momentum", self.momentum)
+        check_share("optimizer.layer_decay", self.layer_decay)
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,7 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         check_choice("schedule.name", self.name, SCHEDULES)
         for name in ("warmup_epochs", "min_lr"):
-            if check_number(f"schedule.{name}", getattr(self, name)) < 0:
-                raise ValueError(f"schedule.{name} must be at least 0, got {getattr(self, name)}")
+            check_number(f"schedule.{name}", getattr(self, name), at_least=0)
         check_positive_number("schedule.power", self.power)
 
 
@@ -196,8 +199,7 @@ class RunConfig:
         for name in ("epochs", "batch_size", "accumulate", "eval_batch_size", "eval_every", "log_every"):
             check_int(name, getattr(self, name))
         check_int("seed", self.seed, at_least=0)
-        if not 0 <= check_number("ema", self.ema) < 1:
-            raise ValueError(f"ema must be at least 0 and below 1, got {self.ema}")
+        check_below_one("ema", self.ema)
         if self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(
                 f"schedule.min_lr={self.schedule.min_lr:g} must be at most optimizer.lr={self.optimizer.lr:g}"
@@ -219,8 +221,7 @@ class TrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= check_number("label_smoothing", self.label_smoothing) < 1:
-            raise ValueError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
+        check_below_one("label_smoothing", self.label_smoothing)
         mixing = self.augment.mixup > 0 or self.augment.cutmix > 0
         if mixing and self.batch_size // self.accumulate % 2:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from cbsa._checks import check_choice, check_int, check_number, check_positive_number
+from cbsa._checks import check_choice, check_int, check_number, check_positive_number, check_share
 from cbsa.adaptation.style import STYLES, Style
 from cbsa.train.config import OptimizerConfig, ScheduleConfig, TrainConfig
 
@@ -42,8 +42,7 @@ class SwapConfig:
         check_choice("swap.style", self.style, STYLES)
         check_choice("swap.order", self.order, ORDERS)
         check_int("swap.groups", self.groups)
-        if not 0 < check_number("swap.over", self.over) <= 1:
-            raise ValueError(f"swap.over must be above 0 and at most 1, got {self.over}")
+        check_share("swap.over", self.over)
         if self.groups > 1 and self.style == "softmax":
             raise ValueError(f"swap.groups={self.groups}: style 'softmax' replaces nothing; leave it at 1")
         self.target()
@@ -78,8 +77,7 @@ class DistillConfig:
     def __post_init__(self) -> None:
         check_choice("distill.what", self.what, DISTILLED)
         for name in ("labels", "logits", "features"):
-            if check_number(f"distill.{name}", getattr(self, name)) < 0:
-                raise ValueError(f"distill.{name} must be at least 0, got {getattr(self, name)}")
+            check_number(f"distill.{name}", getattr(self, name), at_least=0)
         check_positive_number("distill.temperature", self.temperature)
         if self.labels == 0 and not (
             self.logits * self.uses("logits") + self.features * self.uses("features")
