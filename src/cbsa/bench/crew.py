@@ -15,9 +15,8 @@ from typing import Any
 from cbsa.bench.results import NOT_RUN, Row
 
 Alone = Callable[[], AbstractContextManager[object]]
-Measure = Callable[
-    ..., Row
-]  # measure(*task, alone=...): a row; `alone` is the context in which time is taken
+Measure = Callable[..., Row]
+"""``measure(*task, alone=…)`` returns a row; ``alone`` is the context in which time is taken."""
 
 _READY, _TURN = "ready", "turn"
 _COMPILER_THREADS = "1"  # of each process: it is the processes that keep the cores busy

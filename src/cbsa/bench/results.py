@@ -123,6 +123,6 @@ def ratio(numerator: float | None, denominator: float | None) -> float | None:
     return numerator / denominator if numerator is not None and denominator else None
 
 
-def best(rows: Sequence[Row], value: str = "median_ms") -> Row | None:
+def best(rows: Sequence[Row]) -> Row | None:
     """The fastest of some rows."""
-    return min(done(rows), key=lambda row: float(row[value]), default=None)
+    return min(done(rows), key=lambda row: float(row["median_ms"]), default=None)

@@ -108,11 +108,11 @@ def _images(
     return pixels, normalise(pixels, data.mean, data.std), [path.stem for path in images]
 
 
-def patches_holding(maps: Tensor, mass: float = MASS) -> Tensor:
-    """How many patches of maps (…, h, w) ≥ 0, in descending order, hold the share ``mass``, (…)."""
+def patches_holding(maps: Tensor) -> Tensor:
+    """How many patches of maps (…, h, w) ≥ 0, in descending order, hold the share :data:`MASS`, (…)."""
     ordered = maps.flatten(-2).sort(-1, descending=True).values
     before = ordered.cumsum(-1) - ordered
-    return (before < mass * ordered.sum(-1, keepdim=True)).sum(-1)
+    return (before < MASS * ordered.sum(-1, keepdim=True)).sum(-1)
 
 
 def effective_patches(maps: Tensor) -> Tensor:

@@ -7,21 +7,15 @@ from PIL import Image
 
 CLASSES = ("ground", "red", "green")
 _COLOURS = np.array([(90, 90, 110), (220, 40, 30), (40, 200, 60)], dtype=np.uint8)
+_TRAIN, _VAL, _SIDE = 8, 4, 24  # images of the splits, and their side in pixels
 _RECTANGLES, _NOISE = 3, 20  # in an image; largest change of a colour
 
 
-def write_scenes(root: Path, *, train: int = 8, val: int = 4, side: int = 24) -> Path:
-    """Write ``images/SPLIT``, ``masks/SPLIT`` and ``classes.txt``, and return the folder.
-
-    Args:
-        root: the folder.
-        train: number of training images.
-        val: number of validation images.
-        side: their side in pixels, at least 12.
-    """
-    for split, count, first in (("train", train, 0), ("val", val, train)):
+def write_scenes(root: Path) -> Path:
+    """Write ``images/SPLIT``, ``masks/SPLIT`` and ``classes.txt`` into a folder, and return it."""
+    for split, count, first in (("train", _TRAIN, 0), ("val", _VAL, _TRAIN)):
         for index in range(count):
-            image, mask = _draw(first + index, side)
+            image, mask = _draw(first + index, _SIDE)
             for folder, pixels in (("images", image), ("masks", mask)):
                 path = root / folder / split / f"{index:03d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -109,9 +109,9 @@ def grid(results: Scores) -> Grid:
     )
 
 
-def layers_grid(results: Scores, target: str = "foreground") -> Grid:
-    """Best head of each layer for one target, ours and the paper's; the best three layers are bold."""
-    place = TARGETS.index(target)
+def layers_grid(results: Scores) -> Grid:
+    """Best head of each layer for the foreground, ours and the paper's; the best three layers are bold."""
+    place = TARGETS.index("foreground")
     curves = {label: s.per_layer[:, place].tolist() for label, s in results.by_model.items()}
     curves |= {f"paper: {name}": list(values) for name, values in paper.ZERO_SHOT_LAYERS.items()}
     depth = max(len(values) for values in curves.values())
@@ -121,7 +121,7 @@ def layers_grid(results: Scores, target: str = "foreground") -> Grid:
         marked = [f"**{_number(v)}**" if i in best else _number(v) for i, v in enumerate(values)]
         columns.append([*marked, *[""] * (depth - len(values))])
     return Grid(
-        f"Table qual-seg-layers: {target}, best head, {results.images} images",
+        f"Table qual-seg-layers: foreground, best head, {results.images} images",
         ("layer", *curves),
         [(str(layer), *row) for layer, row in enumerate(zip(*columns, strict=True), 1)],
         ("The paper does not say which target its table has.",),

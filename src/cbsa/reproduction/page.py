@@ -12,7 +12,6 @@ from cbsa.reproduction.claim import (
     NOT_YET,
     PARTLY,
     VERDICTS,
-    Claim,
     Finding,
     Judged,
     judge,
@@ -47,15 +46,14 @@ round.
 """
 
 
-def report(root: Path, page: Path, subjects: Mapping[str, Sequence[Claim]] = SUBJECTS) -> str:
+def report(root: Path, page: Path) -> str:
     """The whole page.
 
     Args:
         root: the repository, with ``benchmarks/results`` and ``tests``.
         page: where the page will lie; its links are relative to that.
-        subjects: claims by subject.
     """
-    judged = {title: [judge(claim, root) for claim in claims] for title, claims in subjects.items()}
+    judged = {title: [judge(claim, root) for claim in claims] for title, claims in SUBJECTS.items()}
     sections = [_HEAD, _summary(judged), _overview(judged)]
     sections += [_section(title, rows, root, page) for title, rows in judged.items()]
     return "\n".join([*sections, _failed(root)])

@@ -40,14 +40,14 @@ class RunForm(Form):
         return images.to(memory_format=torch.channels_last)
 
 
-def measure_speed(config: TrainConfig, classes: int, seconds: float = _SECONDS) -> dict[str, Any]:
+def measure_speed(config: TrainConfig, classes: int) -> dict[str, Any]:
     """Images/s and peak memory of a run's model in training (no optimiser) and in inference.
 
     Raises:
         RuntimeError: a mode could not be measured; the message says why.
     """
     device = choose_device(config.runtime.device)
-    rows = {mode: measure_form(RunForm.of(config, classes, mode), device, seconds) for mode in MODES}
+    rows = {mode: measure_form(RunForm.of(config, classes, mode), device, _SECONDS) for mode in MODES}
     failed = {mode: row for mode, row in rows.items() if "images_s" not in row}
     if failed:
         raise RuntimeError("; ".join(f"{mode}: {row['reason']}" for mode, row in failed.items()))

@@ -47,9 +47,9 @@ class Display:
         self.console.print(f"[yellow]Warning:[/yellow] {escape(message)}", soft_wrap=True, highlight=False)
 
     @contextmanager
-    def task(self, name: str, total: int | None = None, done: int = 0) -> Iterator[Callable[..., None]]:
+    def task(self, name: str, total: int | None = None) -> Iterator[Callable[..., None]]:
         """A bar for one piece of work; yields ``update(done, total=None, **status)``."""
-        task = self._progress.add_task(name, total=total, completed=done, status="")
+        task = self._progress.add_task(name, total=total, status="")
 
         def update(done: int, total: int | None = None, **status: str) -> None:
             text = {"status": "  ".join(f"{k} {v}" for k, v in status.items())} if status else {}

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from cbsa.data.decode import check_encoded_size, decode_image
-from cbsa.data.sources.parquet import _find_files
+from cbsa.data.sources.parquet import find_files
 
 _MOST_LIST_BYTES = 16 << 20  # of a text file that lists a split
 _MASK_FORMATS = ("PNG", "BMP", "TIFF", "GIF")
@@ -182,13 +182,7 @@ def open_pets_trimaps(root: str | Path, split: str = "test") -> MaskSource:
                 [f"annotations/trimaps/{name}.png" for name in names],
                 "pets",
             )
-    splits = _find_files(folder)
-    if split not in splits:
-        raise FileNotFoundError(
-            f"{folder} has no split {split!r}: found {', '.join(sorted(splits)) or 'no Parquet file'} and no "
-            "annotations/trimaps; give the folder of Oxford-IIIT Pets"
-        )
-    return ParquetMasks(splits[split], "pets")
+    return _parquet(folder, split, "pets", " and no annotations/trimaps; give the folder of Oxford-IIIT Pets")
 
 
 def open_voc(root: str | Path, split: str = "val") -> MaskSource:
@@ -222,14 +216,18 @@ def open_camvid(root: str | Path, split: str = "val") -> MaskSource:
         root: folder with ``SPLIT.parquet`` (columns image, mask).
         split: ``"train"`` (367 images), ``"val"`` (101) or ``"test"`` (233).
     """
-    folder = _folder(root)
-    splits = _find_files(folder)
+    return _parquet(_folder(root), split, "camvid", "; give the folder of CamVid")
+
+
+def _parquet(folder: Path, split: str, labels: str, otherwise: str) -> ParquetMasks:
+    """A split's Parquet files; the error says what to do ``otherwise``."""
+    splits = find_files(folder)
     if split not in splits:
         raise FileNotFoundError(
-            f"{folder} has no split {split!r}: found {', '.join(sorted(splits)) or 'no Parquet file'}; give "
-            "the folder of CamVid"
+            f"{folder} has no split {split!r}: found {', '.join(sorted(splits)) or 'no Parquet file'}"
+            f"{otherwise}"
         )
-    return ParquetMasks(splits[split], "camvid")
+    return ParquetMasks(splits[split], labels)
 
 
 def _folder(root: str | Path) -> Path:

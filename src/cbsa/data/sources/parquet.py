@@ -74,7 +74,7 @@ def open_parquet(config: DataConfig, train: bool) -> ImageSource:
 
     Classes are those of the training split, where there is one.
     """
-    splits = _find_files(find_root(config))
+    splits = find_files(find_root(config))
     files = splits[choose_split(config, train, splits)]
     if train:
         return ParquetSource(files)
@@ -103,7 +103,7 @@ def read_classes(files: Sequence[Path]) -> Sequence[str]:
     return [str(label) for label in range(largest + 1)]
 
 
-def _find_files(root: Path) -> dict[str, list[Path]]:
+def find_files(root: Path) -> dict[str, list[Path]]:
     """Return the files of each split; raise if one of ``SPLIT-00000-of-00005`` is missing."""
     splits: dict[str, list[Path]] = defaultdict(list)
     expected = {}

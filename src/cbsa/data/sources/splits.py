@@ -1,6 +1,6 @@
 """Which split of a data set to read."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -40,12 +40,10 @@ def find_root(config: Splits) -> Path:
     return root
 
 
-def choose_split(
-    config: Splits, train: bool, available: Collection[str], preferred: Sequence[str] | None = None
-) -> str:
-    """Return the split that the configuration names, or the first of ``preferred`` that is available."""
+def choose_split(config: Splits, train: bool, available: Collection[str]) -> str:
+    """Return the split that the configuration names, or the first of the usual ones that is available."""
     named = config.train_split if train else config.val_split
-    wanted = [named] if named else list(preferred or (TRAIN_SPLITS if train else VAL_SPLITS))
+    wanted = [named] if named else TRAIN_SPLITS if train else VAL_SPLITS
     for split in wanted:
         if split in available:
             return split
