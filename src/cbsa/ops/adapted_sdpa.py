@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
-from cbsa.ops.custom import differentiate, empty_extraction, token_major
+from cbsa.ops.custom import differentiate, empty_gradients_kv, empty_results
 from cbsa.ops.reference import contract, per_head
 from cbsa.ops.sdpa import (
     backward,
@@ -98,7 +98,7 @@ def _forward(
 
 @_forward.register_fake
 def _(k: Tensor, v: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return token_major(k), *empty_extraction(k, reps)
+    return empty_results(k, reps)
 
 
 @torch.library.custom_op("cbsa::contract_broadcast_kv_sdpa_backward", mutates_args=())
@@ -124,39 +124,19 @@ def _backward(
     return grad_k, grad_v, grad_reps, grad_step_rep, grad_step_out
 
 
-@_backward.register_fake
-def _(
-    grad: Tensor, k: Tensor, v: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, *others: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    of_reps, of_step_rep, of_step_out = (x.new_empty(x.shape) for x in (reps, step_rep, step_out))
-    return token_major(k), token_major(v), of_reps, of_step_rep, of_step_out
-
-
+_backward.register_fake(empty_gradients_kv)
 differentiate(_forward, _backward)
 
 
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_kv_sdpa)
-def _flops(
-    k_shape: tuple[int, ...],
-    v_shape: tuple[int, ...],
-    reps_shape: tuple[int, ...],
-    *others: Any,
-    **kwargs: Any,
-) -> int:
+def _flops(k: Any, v: Any, reps: Any, *others: Any, **kwargs: Any) -> int:
     """Count what the fused kernels do, as for ``contract_broadcast``."""
     *_, contraction, _ = others
-    return forward_flops(k_shape, reps_shape, contraction)
+    return forward_flops(k, reps, contraction)
 
 
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_kv_sdpa_backward)
-def _backward_flops(
-    grad_shape: tuple[int, ...],
-    k_shape: tuple[int, ...],
-    v_shape: tuple[int, ...],
-    reps_shape: tuple[int, ...],
-    *others: Any,
-    **kwargs: Any,
-) -> int:
+def _backward_flops(grad: Any, k: Any, v: Any, reps: Any, *others: Any, **kwargs: Any) -> int:
     """Count the backward, as for ``contract_broadcast``."""
     *_, contraction, _ = others
-    return backward_flops(k_shape, reps_shape, contraction)
+    return backward_flops(k, reps, contraction)

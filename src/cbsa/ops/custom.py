@@ -1,6 +1,8 @@
 """What the implementations that are PyTorch operators of their own share."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
@@ -26,16 +28,29 @@ def token_strides(w: Tensor) -> tuple[int, ...]:
     return (n * heads * d, d, heads * d, 1)
 
 
+def empty_results(w: Tensor, reps: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for the output (B, H, N, d), and for what :func:`empty_extraction` has."""
+    return token_major(w), *empty_extraction(w, reps)
+
+
 def empty_gradients(
-    w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor
+    grad: Tensor, w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Memory for the gradients, as the backward lays them out."""
+    """Memory for the gradients with respect to w, reps and both steps, as the backward lays them out."""
     return (
         token_major(w),
         reps.new_empty(reps.shape),
         step_rep.new_empty(step_rep.shape),
         step_out.new_empty(step_out.shape),
     )
+
+
+def empty_gradients_kv(
+    grad: Tensor, k: Tensor, v: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The same with respect to keys and values in place of w."""
+    of_k, of_reps, of_step_rep, of_step_out = empty_gradients(grad, k, reps, step_rep, step_out)
+    return of_k, token_major(v), of_reps, of_step_rep, of_step_out
 
 
 def empty_extraction(w: Tensor, reps: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -63,17 +78,18 @@ def empty_broadcast_gradients(
     return token_major(w), reps.new_empty(reps.shape), c.new_empty(c.shape)
 
 
-def differentiate(forward: Any, backward: Any) -> None:
+def differentiate(forward: Any, backward: Any, options: Callable[[Any], Any] = attrgetter("options")) -> None:
     """Make ``backward`` the derivative of ``forward``, which itself has none.
 
     ``forward(*tensors, *options)`` returns an output, and after it what it keeps for
-    ``backward(grad, *tensors, *kept, *options)``, which returns the gradients of the first tensors.
+    ``backward(grad, *tensors, *kept, *options)``, which returns the gradients of the first tensors. Where it
+    takes other ``options``, that makes them of the context.
     """
 
     def run_backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * len(ctx.needs_input_grad)
-        gradients = as_tuple(backward(grad, *ctx.saved_tensors, *ctx.options))
+        gradients = as_tuple(backward(grad, *ctx.saved_tensors, *options(ctx)))
         return (*gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients)))
 
     forward.register_autograd(run_backward, setup_context=keep_for_backward)

@@ -12,13 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from cbsa.ops.custom import (
-    empty_gradients,
-    keep_for_backward,
-    launched_on,
-    no_second_derivative,
-    token_major,
-)
+from cbsa.ops.custom import differentiate, empty_gradients, launched_on, token_major
 from cbsa.ops.kernels import gpu, launch
 
 CONTRACTIONS = ("softmax", "none")
@@ -113,7 +107,7 @@ def _backward(
     needs_reps: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients with respect to w, reps (zeros if not needed), step_rep and step_out."""
-    gradients = empty_gradients(w, reps, step_rep, step_out)
+    gradients = empty_gradients(grad, w, reps, step_rep, step_out)
     grad_w, grad_reps, grad_step_rep, grad_step_out = gradients
     if grad_w.numel() == 0:
         return grad_w, grad_reps, grad_step_rep.zero_(), grad_step_out.zero_()
@@ -124,21 +118,9 @@ def _backward(
     return gradients if needs_reps else (grad_w, grad_reps.zero_(), grad_step_rep, grad_step_out)
 
 
-@_backward.register_fake
-def _(
-    grad: Tensor, w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, *others: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return empty_gradients(w, reps, step_rep, step_out)
-
-
-def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    scale, softmax, _ = ctx.options
-    gradients = _backward(grad, *ctx.saved_tensors, scale, softmax, ctx.needs_input_grad[1])
-    return (*gradients, None, None, None, None)
-
-
-_forward.register_autograd(_autograd_backward, setup_context=keep_for_backward)
-_backward.register_autograd(no_second_derivative)
+_backward.register_fake(empty_gradients)
+# Backward, ``needs_reps`` is in the place of ``keep``.
+differentiate(_forward, _backward, lambda ctx: (*ctx.options[:-1], ctx.needs_input_grad[1]))
 
 
 def count_flops(w: Sequence[int], m: int, softmax: bool) -> int:
@@ -148,15 +130,14 @@ def count_flops(w: Sequence[int], m: int, softmax: bool) -> int:
 
 
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_triton)
-def _forward_flops(w: Any, reps: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    *_, softmax, _ = args
+def _forward_flops(w: Any, reps: Any, *others: Any, **kwargs: Any) -> int:
+    *_, softmax, _ = others
     return count_flops(w, reps[2], softmax)
 
 
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_triton_backward)
-def _backward_flops(grad: Any, w: Any, reps: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    *_, softmax, _ = args
-    return 2 * count_flops(w, reps[2], softmax)
+def _backward_flops(grad: Any, *inputs: Any, **kwargs: Any) -> int:
+    return 2 * _forward_flops(*inputs)
 
 
 def empty_results(w: Tensor, reps: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

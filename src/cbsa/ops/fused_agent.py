@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops import fused
-from cbsa.ops.custom import differentiate, launched_on, token_major
+from cbsa.ops.custom import differentiate, empty_results, launched_on, token_major
 from cbsa.ops.kernels import launch_agent
 
 
@@ -34,7 +34,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, reps: Tensor, mask: Tensor | None, scale: float, sharpness: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return O (B, H, N, d), D (B, H, m, d) and the log₂-sum-exp of the extraction (B, H, m)."""
-    results = _empty_results(q, reps)
+    results = empty_results(q, reps)
     if results[0].numel() > 0:
         with launched_on(q.device):
             launch_agent.run_forward(q, k, v, reps, mask, scale, sharpness, *results)
@@ -43,7 +43,14 @@ def _forward(
 
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_results(q, reps)
+    return empty_results(q, reps)
+
+
+def _empty_gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, reps: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Memory for the gradients, as the backward lays them out."""
+    return token_major(q), token_major(k), token_major(v), reps.new_empty(reps.shape)
 
 
 @torch.library.custom_op("cbsa::agent_attention_triton_backward", mutates_args=())
@@ -60,7 +67,7 @@ def _backward(
     sharpness: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients with respect to q, k, v and reps."""
-    gradients = _empty_gradients(q, k, v, reps)
+    gradients = _empty_gradients(grad, q, k, v, reps)
     if grad.numel() > 0:
         with launched_on(q.device):
             launch_agent.run_backward(
@@ -69,42 +76,17 @@ def _backward(
     return gradients
 
 
-@_backward.register_fake
-def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, reps: Tensor, *others: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty_gradients(q, k, v, reps)
-
-
+_backward.register_fake(_empty_gradients)
 differentiate(_forward, _backward)
 
 
-def _count_flops(q: Any, reps: Any) -> int:
+@register_flop_formula(torch.ops.cbsa.agent_attention_triton)
+def _forward_flops(q: Any, k: Any, v: Any, reps: Any, *others: Any, **kwargs: Any) -> int:
     """Operations of the forward, as PyTorch counts them in the reference: two products each way."""
     batch, heads, n, d = q
     return int(2 * batch * heads * 4 * n * reps[2] * d)
 
 
-@register_flop_formula(torch.ops.cbsa.agent_attention_triton)
-def _forward_flops(
-    q: Any, k: Any, v: Any, reps: Any, *args: Any, out_shape: Any = None, **kwargs: Any
-) -> int:
-    return _count_flops(q, reps)
-
-
 @register_flop_formula(torch.ops.cbsa.agent_attention_triton_backward)
-def _backward_flops(
-    grad: Any, q: Any, k: Any, v: Any, reps: Any, *args: Any, out_shape: Any = None, **kwargs: Any
-) -> int:
-    return 2 * _count_flops(q, reps)
-
-
-def _empty_results(q: Tensor, reps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for O, D and the log-sum-exp."""
-    lse = reps.new_empty(reps.shape[:-1], dtype=torch.float32)
-    return token_major(q), reps.new_empty(reps.shape), lse
-
-
-def _empty_gradients(q: Tensor, k: Tensor, v: Tensor, reps: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Memory for the gradients, as the backward lays them out."""
-    return token_major(q), token_major(k), token_major(v), reps.new_empty(reps.shape)
+def _backward_flops(grad: Any, *inputs: Any, **kwargs: Any) -> int:
+    return 2 * _forward_flops(*inputs)

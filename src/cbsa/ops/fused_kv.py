@@ -7,13 +7,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops import fused
-from cbsa.ops.custom import (
-    empty_gradients,
-    keep_for_backward,
-    launched_on,
-    no_second_derivative,
-    token_major,
-)
+from cbsa.ops.custom import differentiate, empty_gradients_kv, launched_on
 from cbsa.ops.kernels import launch
 
 
@@ -81,8 +75,8 @@ def _backward(
     needs_reps: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients with respect to k, v, reps (zeros if not needed), step_rep and step_out."""
-    grad_k, grad_reps, grad_step_rep, grad_step_out = empty_gradients(k, reps, step_rep, step_out)
-    grad_v = token_major(v)
+    empty = empty_gradients_kv(grad, k, v, reps, step_rep, step_out)
+    grad_k, grad_v, grad_reps, grad_step_rep, grad_step_out = empty
     if grad_k.numel() == 0:
         return grad_k, grad_v, grad_reps, grad_step_rep.zero_(), grad_step_out.zero_()
     wanted = (grad_k, grad_reps if needs_reps else None, grad_step_rep, grad_step_out)
@@ -94,33 +88,17 @@ def _backward(
     return grad_k, grad_v, grad_reps if needs_reps else grad_reps.zero_(), grad_step_rep, grad_step_out
 
 
-@_backward.register_fake
-def _(
-    grad: Tensor, k: Tensor, v: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, *others: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    grad_k, grad_reps, grad_step_rep, grad_step_out = empty_gradients(k, reps, step_rep, step_out)
-    return grad_k, token_major(v), grad_reps, grad_step_rep, grad_step_out
-
-
-def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    scale, softmax, _ = ctx.options
-    gradients = _backward(grad, *ctx.saved_tensors, scale, softmax, ctx.needs_input_grad[2])
-    return (*gradients, None, None, None, None)
-
-
-_forward.register_autograd(_autograd_backward, setup_context=keep_for_backward)
-_backward.register_autograd(no_second_derivative)
+_backward.register_fake(empty_gradients_kv)
+# Backward, ``needs_reps`` is in the place of ``keep``.
+differentiate(_forward, _backward, lambda ctx: (*ctx.options[:-1], ctx.needs_input_grad[2]))
 
 
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_kv_triton)
-def _forward_flops(k: Any, v: Any, reps: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    *_, softmax, _ = args
+def _forward_flops(k: Any, v: Any, reps: Any, *others: Any, **kwargs: Any) -> int:
+    *_, softmax, _ = others
     return fused.count_flops(k, reps[2], softmax)
 
 
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_kv_triton_backward)
-def _backward_flops(
-    grad: Any, k: Any, v: Any, reps: Any, *args: Any, out_shape: Any = None, **kwargs: Any
-) -> int:
-    *_, softmax, _ = args
-    return 2 * fused.count_flops(k, reps[2], softmax)
+def _backward_flops(grad: Any, *inputs: Any, **kwargs: Any) -> int:
+    return 2 * _forward_flops(*inputs)

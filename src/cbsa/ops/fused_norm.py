@@ -132,15 +132,8 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    x: Tensor,
-    update: Tensor | None,
-    shift: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(x: Tensor, update: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *_, keep = others
     return _empty(x, update, keep)
 
 
@@ -173,9 +166,8 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    grad: Tensor, more: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, shifted: bool
-) -> tuple[Tensor, Tensor]:
+def _(grad: Tensor, more: Tensor | None, x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    *_, shifted = others
     return _empty_gradients(x, shifted)
 
 

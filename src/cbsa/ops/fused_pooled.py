@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops import fused
-from cbsa.ops.custom import empty_gradients, keep_for_backward, launched_on, no_second_derivative
+from cbsa.ops.custom import differentiate, empty_gradients, launched_on
 from cbsa.ops.fused_pooling import as_image
 from cbsa.ops.kernels import launch, pooling
 
@@ -67,11 +67,9 @@ def _(
     step_out: Tensor,
     grid: Sequence[int],
     size: Sequence[int],
-    first: int,
-    scale: float,
-    softmax: bool,
-    keep: bool,
+    *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *_, keep = options
     reps = _empty_reps(w, size)
     out, delta, lse, c, lse_c = fused.empty_results(w, reps.transpose(1, 2), keep)
     return out, reps, delta, lse, c, lse_c
@@ -95,9 +93,8 @@ def _backward(
     softmax: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients with respect to w, step_rep and step_out."""
-    grad_w, grad_reps, grad_step_rep, grad_step_out = gradients = empty_gradients(
-        w, reps.transpose(1, 2), step_rep, step_out
-    )
+    gradients = empty_gradients(grad, w, reps.transpose(1, 2), step_rep, step_out)
+    grad_w, grad_reps, grad_step_rep, grad_step_out = gradients
     if grad_w.numel() == 0:
         return grad_w, grad_step_rep.zero_(), grad_step_out.zero_()
     kept = fused.if_kept((delta, lse, c, lse_c))
@@ -113,43 +110,24 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    grad: Tensor,
-    w: Tensor,
-    step_rep: Tensor,
-    step_out: Tensor,
-    reps: Tensor,
-    delta: Tensor,
-    lse: Tensor,
-    c: Tensor,
-    lse_c: Tensor,
-    grid: Sequence[int],
-    size: Sequence[int],
-    first: int,
-    scale: float,
-    softmax: bool,
+    grad: Tensor, w: Tensor, step_rep: Tensor, step_out: Tensor, reps: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_w, _, grad_step_rep, grad_step_out = empty_gradients(w, reps.transpose(1, 2), step_rep, step_out)
+    grad_w, _, grad_step_rep, grad_step_out = empty_gradients(grad, w, reps, step_rep, step_out)
     return grad_w, grad_step_rep, grad_step_out
 
 
-def _autograd_backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    *options, _ = ctx.options
-    return (*_backward(grad, *ctx.saved_tensors, *options), *[None] * 6)
-
-
-_forward.register_autograd(_autograd_backward, setup_context=keep_for_backward)
-_backward.register_autograd(no_second_derivative)
+differentiate(_forward, _backward, lambda ctx: ctx.options[:-1])
 
 
 @register_flop_formula(torch.ops.cbsa.pooled_contract_broadcast_triton)
-def _forward_flops(w: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    *_, size, _, _, softmax, _ = args
+def _forward_flops(w: Any, *others: Any, **kwargs: Any) -> int:
+    *_, size, _, _, softmax, _ = others
     return fused.count_flops(w, _count(size), softmax)
 
 
 @register_flop_formula(torch.ops.cbsa.pooled_contract_broadcast_triton_backward)
-def _backward_flops(grad: Any, w: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    *_, size, _, _, softmax = args
+def _backward_flops(grad: Any, w: Any, *others: Any, **kwargs: Any) -> int:
+    *_, size, _, _, softmax = others
     return 2 * fused.count_flops(w, _count(size), softmax)
 
 

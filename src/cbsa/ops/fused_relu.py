@@ -55,5 +55,5 @@ def _(grad: Tensor, out: Tensor) -> Tensor:
 
 
 @register_flop_formula(torch.ops.cbsa.linear_relu)
-def _flops(x: Any, weight: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+def _flops(x: Any, weight: Any, *others: Any, **kwargs: Any) -> int:
     return 2 * int(math.prod(x) * weight[0])

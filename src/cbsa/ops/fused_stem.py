@@ -209,11 +209,11 @@ def _channel_blocks(channels: int) -> tuple[int, int]:
 
 
 @register_flop_formula(torch.ops.cbsa.first_stage)
-def _forward_flops(images: Any, weight: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+def _forward_flops(images: Any, weight: Any, *others: Any, **kwargs: Any) -> int:
     batch, _, height, width = images
     return 2 * int(batch * ((height + 1) // 2) * ((width + 1) // 2) * math.prod(weight))
 
 
 @register_flop_formula(torch.ops.cbsa.first_stage_backward)
-def _backward_flops(grad: Any, images: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+def _backward_flops(grad: Any, images: Any, *others: Any, **kwargs: Any) -> int:
     return 2 * int(math.prod(grad) * 9 * images[1])

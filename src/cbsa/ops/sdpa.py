@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from cbsa.ops.attention import attention, attention_backward
-from cbsa.ops.custom import differentiate, empty_extraction, empty_gradients, token_major, token_strides
+from cbsa.ops.custom import differentiate, empty_gradients, empty_results, token_major, token_strides
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.ops.reference import exact_factor, per_head
 from cbsa.ops.resolvent import resolvent, resolvent_backward
@@ -110,9 +110,7 @@ def _scaled(mixed: Tensor, gain: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-@_forward.register_fake
-def _(w: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return token_major(w), *empty_extraction(w, reps)
+_forward.register_fake(empty_results)
 
 
 @torch.library.custom_op("cbsa::contract_broadcast_sdpa_backward", mutates_args=())
@@ -237,34 +235,22 @@ def write_gradient(tokens: Tensor, mask: Tensor | None, part: Tensor, other: Ten
     return out if mask is None else out.masked_fill_(~mask[:, None, :, None], 0)
 
 
-@_backward.register_fake
-def _(
-    grad: Tensor, w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, *others: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return empty_gradients(w, reps, step_rep, step_out)
-
-
+_backward.register_fake(empty_gradients)
 differentiate(_forward, _backward)
 
 
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_sdpa)
-def _flops(w_shape: tuple[int, ...], reps_shape: tuple[int, ...], *others: Any, **kwargs: Any) -> int:
+def _flops(w: Any, reps: Any, *others: Any, **kwargs: Any) -> int:
     """Count what the fused kernels do: scores are computed twice, 4·N·m·d where the reference has 3·N·m·d."""
     *_, contraction, _ = others
-    return forward_flops(w_shape, reps_shape, contraction)
+    return forward_flops(w, reps, contraction)
 
 
 @register_flop_formula(torch.ops.cbsa.contract_broadcast_sdpa_backward)
-def _backward_flops(
-    grad_shape: tuple[int, ...],
-    w_shape: tuple[int, ...],
-    reps_shape: tuple[int, ...],
-    *others: Any,
-    **kwargs: Any,
-) -> int:
+def _backward_flops(grad: Any, w: Any, reps: Any, *others: Any, **kwargs: Any) -> int:
     """Count one attention (2 products) and two of its backwards (5 each) over N·m, and the contraction's."""
     *_, contraction, _ = others
-    return backward_flops(w_shape, reps_shape, contraction)
+    return backward_flops(w, reps, contraction)
 
 
 def forward_flops(tokens: tuple[int, ...], reps: tuple[int, ...], contraction: str) -> int:

@@ -9,15 +9,13 @@ The first ``copies`` tokens of a process are copies of prefix tokens that anothe
 contractions, and are not gathered.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from cbsa._checks import check_choice, check_eps, check_mask
 from cbsa.ops.api import CONTRACTIONS, check_tensors, in_one_dtype
 from cbsa.ops.attention import attention
-from cbsa.ops.custom import differentiate, empty_extraction, empty_gradients, token_major
+from cbsa.ops.custom import differentiate, empty_gradients, empty_results, token_major
 from cbsa.ops.precision import accumulation_dtype, no_autocast
 from cbsa.ops.sdpa import (
     backward_of_representatives,
@@ -113,9 +111,7 @@ def _forward(
         return broadcast(w, reps, c, lse, step_out, mask, scale), delta, lse
 
 
-@_forward.register_fake
-def _(w: Tensor, reps: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return token_major(w), *empty_extraction(w, reps)
+_forward.register_fake(empty_results)
 
 
 def extract(
@@ -181,9 +177,8 @@ def _backward(
         tokens, g = w[:, :, copies:], grad[:, :, copies:]
         copied, g_copied = w[:, :, :copies].to(wide), grad[:, :, :copies].to(wide)
         q = reps.to(wide)
-        a = (
-            (q * scale) @ copied.mT - lse.unsqueeze(-1)
-        ).exp()  # columns of A for the copies, (B, H, m, copies)
+        # Columns of A for the copies, (B, H, m, copies).
+        a = ((q * scale) @ copied.mT - lse.unsqueeze(-1)).exp()
         if mask is not None:
             a = a.masked_fill(~mask[:, None, None, :copies], 0)
 
@@ -204,11 +199,5 @@ def _backward(
         return grad_w, grad_reps, *steps
 
 
-@_backward.register_fake
-def _(
-    grad: Tensor, w: Tensor, reps: Tensor, step_rep: Tensor, step_out: Tensor, *others: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return empty_gradients(w, reps, step_rep, step_out)
-
-
+_backward.register_fake(empty_gradients)
 differentiate(_forward, _backward)
