@@ -30,6 +30,12 @@ class Loaded(NamedTuple):
     valid: Tensor
     failures: list[tuple[str, str]]
 
+    @classmethod
+    def unread(cls, images: Tensor, targets: Tensor, positions: list[int]) -> "Loaded":
+        """A batch in which nothing is valid yet."""
+        indices = torch.tensor(positions, dtype=torch.int64)
+        return cls(images, targets, indices, torch.zeros(len(positions), dtype=torch.bool), [])
+
 
 class Source(Protocol):
     """What a decoder reads from: images by position, with a name for each."""
@@ -107,14 +113,9 @@ class BatchDecoder(Decoder):
 
     def blank(self, positions: list[int]) -> Loaded:
         """Make a batch of black images, with the classes of those that are to be read."""
-        count = len(positions)
-        return Loaded(
-            torch.zeros((count, *self.shape), dtype=torch.uint8),
-            torch.tensor([int(self.images.labels[p]) if p >= 0 else 0 for p in positions], dtype=torch.int64),
-            torch.tensor(positions, dtype=torch.int64),
-            torch.zeros(count, dtype=torch.bool),
-            [],
-        )
+        images = torch.zeros((len(positions), *self.shape), dtype=torch.uint8)
+        classes = [int(self.images.labels[p]) if p >= 0 else 0 for p in positions]
+        return Loaded.unread(images, torch.tensor(classes, dtype=torch.int64), positions)
 
     def read(self, index: int) -> tuple[Tensor, int]:
         """Read an image and its class."""
@@ -218,7 +219,7 @@ def _make_loader(
         batch_size=None,  # a key is a whole batch already
         sampler=schedule,
         num_workers=workers,
-        collate_fn=_as_it_is,
+        collate_fn=as_it_is,
         worker_init_fn=_leave_signals_to_the_run,
         pin_memory=device.type == "cuda",
         persistent_workers=workers > 0,
@@ -232,7 +233,8 @@ def _leave_signals_to_the_run(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _as_it_is(loaded: Any) -> Any:
+def as_it_is(loaded: Any) -> Any:
+    """What a data loader does with what is a batch already."""
     return loaded
 
 

@@ -37,14 +37,7 @@ class CropDecoder(Decoder):
 
     def blank(self, positions: list[int]) -> Loaded:
         """Make a batch of black images, all ignored."""
-        count, crop = len(positions), self.transform.config.crop
-        return Loaded(
-            torch.zeros((count, 3, *crop), dtype=torch.uint8),
-            torch.full((count, *crop), IGNORE, dtype=torch.uint8),
-            torch.tensor(positions, dtype=torch.int64),
-            torch.zeros(count, dtype=torch.bool),
-            [],
-        )
+        return _blank(positions, self.transform.config.crop)
 
     def read(self, index: int) -> tuple[Tensor, Tensor]:
         """Read an image with its mask and augment both."""
@@ -65,14 +58,7 @@ class WholeDecoder(Decoder):
 
     def blank(self, positions: list[int]) -> Loaded:
         """Make a batch of one ignored pixel."""
-        (position,) = positions
-        return Loaded(
-            torch.zeros((1, 3, 1, 1), dtype=torch.uint8),
-            torch.full((1, 1, 1), IGNORE, dtype=torch.uint8),
-            torch.tensor([position], dtype=torch.int64),
-            torch.zeros(1, dtype=torch.bool),
-            [],
-        )
+        return _blank(positions, (1, 1))
 
     def read(self, index: int) -> tuple[Tensor, Tensor]:
         """Read an image with its mask."""
@@ -91,6 +77,13 @@ class WholeDecoder(Decoder):
             failure = self.source.identify(position), f"{type(error).__name__}: {error}"
             return nothing._replace(failures=[failure])
         return nothing._replace(images=image[None], targets=mask[None], valid=torch.tensor([True]))
+
+
+def _blank(positions: list[int], size: tuple[int, int]) -> Loaded:
+    """Black images of a size (height, width), all their pixels ignored."""
+    images = torch.zeros((len(positions), 3, *size), dtype=torch.uint8)
+    classes = torch.full((len(positions), *size), IGNORE, dtype=torch.uint8)
+    return Loaded.unread(images, classes, positions)
 
 
 def mask_train_loader(

@@ -80,10 +80,11 @@ class ResidentMaskLoader(ResidentLoader):
     def _change_colours(self, images: Tensor, numbers: Tensor) -> Tensor:
         made = numbers[:, :4] < self._augment.photometric
         ranges = (BRIGHTNESS, CONTRAST, CONTRAST, HUE)
+        # A factor of 1 changes nothing, nor does a turn by 0.
         brightness, contrast, saturation, hue = (
             torch.where(made[:, i], _between(ranges[i], numbers[:, 4 + i]), float(i < 3)).float()
             for i in range(4)
-        )  # a factor of 1 changes nothing, nor does a turn by 0
+        )
         early = numbers[:, 8] < 0.5
         images = photometric.adjust_brightness(images, brightness)
         images = photometric.adjust_contrast(images, torch.where(early, contrast, 1.0))

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 from cbsa._checks import check_int
 from cbsa.data.config import DataConfig
 from cbsa.data.corrupt import CorruptLog
-from cbsa.data.host import at_most_one_a_core
+from cbsa.data.host import as_it_is, at_most_one_a_core
 from cbsa.data.sources.masks import MaskSource
 from cbsa.data.transforms import EvalTransform, normalise
 
@@ -67,7 +67,7 @@ class SegmentationLoader:
             _Items(source, config),
             batch_size=check_int("batch_size", batch_size),
             num_workers=at_most_one_a_core(config.workers),
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             generator=torch.Generator(),  # else each pass draws from the global one
         )
 
@@ -91,7 +91,3 @@ def segmentation_loader(
 ) -> SegmentationLoader:
     """Build the loader of images and masks; see :class:`SegmentationLoader`."""
     return SegmentationLoader(source, config, batch_size, corrupt)
-
-
-def _as_it_is(items: list[_Item]) -> list[_Item]:
-    return items
