@@ -12,11 +12,6 @@ from cbsa.cli.reproduce import prepare, say_where
 from cbsa.cli.running import friendly
 
 _NAME = "fig-seg-noise"
-_CAPTION = (
-    "Noise N(0, σ²) on the parameters of the decoder's attention layers, σ absolute; mean over the seeds. "
-    "The paper draws mIoU on ADE20K, without numbers: CBSA is «extremely robust», the black box "
-    "«collapses»."
-)
 
 
 def fig_seg_noise(
@@ -40,57 +35,32 @@ def fig_seg_noise(
     ),
 ) -> None:
     """Draw mIoU under noise on the decoder's attention layers (figure segmentation, middle and right)."""
-    from cbsa.analysis import NoiseSweep
-    from cbsa.bench.tables import Grid
-    from cbsa.experiments.report import save_analysis
-    from cbsa.experiments.seg_noise import noise_sweep
-    from cbsa.experiments.study_table import spread
-    from cbsa.report import plot_noise
+    from cbsa.experiments import seg_noise as experiment
     from cbsa.train import to_dict
     from cbsa.train.display import Display
     from cbsa.train.segmentation.trained import open_segmenter
 
     prepare(out)
     console = Console()
-    found: dict[str, NoiseSweep] = {}
-    runs = {}
+    found, runs, perturbed = {}, {}, split(parts)
     with friendly():
         values = numbers("--sigmas", sigmas)
         for label, folder in _name(model).items():
             config, segmenter = open_segmenter(folder, setting or [], checkpoint)
             with Display(console) as display, display.task(label) as update:
-                found[label] = noise_sweep(
+                found[label] = experiment.noise_sweep(
                     config,
                     segmenter,
                     sigmas=values,
                     seeds=seeds,
-                    parts=split(parts),
+                    parts=perturbed,
                     images=images,
                     progress=update,
                 )
             runs[label] = {"run": str(folder), "data": to_dict(config)["data"]}
-    cells = [
-        (f"{sigma:g}", *(spread(result.scores[i].tolist(), 1) for result in found.values()))
-        for i, sigma in enumerate(values)
-    ]
-    columns = ("σ", *found)
-    title = "Figure segmentation (middle, right): mIoU in % under noise on the decoder"
-    if seeds > 1:
-        title += f", mean ± standard deviation over {seeds} draws"
-    console.print(Grid(title, columns, cells).rich())
-    console.print(_CAPTION, highlight=False, markup=False)
-    rows = [
-        {"model": label, "sigma": sigma, "seed": seed, "miou": result.scores[i, j].item()}
-        for label, result in found.items()
-        for i, sigma in enumerate(result.sigmas)
-        for j, seed in enumerate(result.seeds)
-    ]
-    results = {
-        "runs": runs,
-        "parts": split(parts),
-        "by_sigma": {label: result.table() for label, result in found.items()},
-    }
-    say_where(console, save_analysis(out, _NAME, {"": plot_noise(found, "Mean IoU, %")}, rows, results))
+    console.print(experiment.grid(found).rich())
+    console.print(experiment.CAPTION, highlight=False, markup=False)
+    say_where(console, experiment.save(found, runs, perturbed, out))
 
 
 def _name(models: list[str]) -> dict[str, Path]:

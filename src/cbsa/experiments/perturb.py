@@ -6,6 +6,7 @@ classifier and its accuracy.
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -109,6 +110,16 @@ def _score(mean: float, low: float, high: float) -> str:
     return f"{mean:.1f}" if high - low < 0.05 else f"{mean:.1f} ({low:.0f}–{high:.0f})"
 
 
+def rows_of(results: Sweeps, score: str) -> list[dict[str, Any]]:
+    """A row for each model, σ and seed, with what was measured by its name."""
+    return [
+        {"model": label, "sigma": sigma, "seed": seed, score: found.scores[i, j].item()}
+        for label, found in results.items()
+        for i, sigma in enumerate(found.sigmas)
+        for j, seed in enumerate(found.seeds)
+    ]
+
+
 def save(
     results: Sweeps,
     subjects: Sequence[Subject],
@@ -118,18 +129,12 @@ def save(
     parts: str | Collection[str] = PARTS,
 ) -> list[Path]:
     """Write the picture, and the accuracy for every σ and seed."""
-    rows = [
-        {"model": label, "sigma": sigma, "seed": seed, "top1": found.scores[i, j].item()}
-        for label, found in results.items()
-        for i, sigma in enumerate(found.sigmas)
-        for j, seed in enumerate(found.seeds)
-    ]
     chance = 100 / subjects[0].model.num_classes
     return save_analysis(
         out,
         NAME,
         {"": plot_noise(results, chance=chance)},
-        rows,
+        rows_of(results, "top1"),
         {
             "models": [subject.describe() for subject in subjects],
             "images": choice.describe(),
