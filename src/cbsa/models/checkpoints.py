@@ -177,7 +177,7 @@ def model_arguments(model: torch.nn.Module) -> dict[str, Any]:
         model.arguments if isinstance(model, ToST) else getattr(model, "_hub_mixin_config", None) or {}
     )
     arguments |= {"global_pool": model.global_pool}
-    if any(isinstance(m, CBSA) and m.legacy_pool for m in model.modules()):
+    if _pools_as_authors(model):
         arguments["legacy_pool"] = True
     for key in ("num_classes", "in_chans", "img_size", "device", "dtype"):
         arguments.pop(key, None)
@@ -209,14 +209,6 @@ def save_model(
     """
     if classes and len(classes) != model.num_classes:
         raise ValueError(f"there are {len(classes)} names for the {model.num_classes} classes of the model")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        k: v.detach().to("cpu", dtype if v.is_floating_point() else None).contiguous()
-        for k, v in model.state_dict().items()
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "architecture": architecture})
-    legacy = any(isinstance(m, CBSA) and m.legacy_pool for m in model.modules())
     pretrained_cfg = dict(getattr(model, "pretrained_cfg", None) or {})
     for key in ("url", "hf_hub_id", "file", "source", "architecture", "tag", "custom_load", "label_names"):
         pretrained_cfg.pop(key, None)
@@ -232,8 +224,8 @@ def save_model(
     }
     if classes:
         config["label_names"] = list(classes)  # timm's word
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / "README.md").write_text(card if card is not None else _card(model, architecture, legacy))
+    folder = _write(model, Path(folder), config, dtype)
+    (folder / "README.md").write_text(card if card is not None else _card(model, architecture))
     return folder
 
 
@@ -257,10 +249,6 @@ def save_timm_model(
     Returns:
         The folder.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "architecture": architecture})
     known = dict(getattr(model, "pretrained_cfg", None) or {})
     kept = {key: known[key] for key in ("classifier", "first_conv", "pool_size") if key in known}
     config = {
@@ -270,11 +258,30 @@ def save_timm_model(
         "model_args": {**arguments, "in_chans": transform["input_size"][0]},
         "pretrained_cfg": {**kept, **transform, "num_classes": model.num_classes},
     }
+    return _write(model, Path(folder), config)
+
+
+def _write(
+    model: torch.nn.Module, folder: Path, config: dict[str, Any], dtype: torch.dtype | None = None
+) -> Path:
+    """Write the weights, floating-point ones in ``dtype`` if it is given, and what they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        k: v.detach().to("cpu", dtype if v.is_floating_point() else None).contiguous()
+        for k, v in model.state_dict().items()
+    }
+    about = {"format": "pt", "architecture": config["architecture"]}
+    save_file(tensors, folder / "model.safetensors", metadata=about)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return folder
 
 
-def _card(model: Transformer | ToST, architecture: str, legacy: bool) -> str:
+def _pools_as_authors(model: torch.nn.Module) -> bool:
+    """Whether some layer of a model pools with the shift of the authors' code."""
+    return any(isinstance(m, CBSA) and m.legacy_pool for m in model.modules())
+
+
+def _card(model: Transformer | ToST, architecture: str) -> str:
     parameters = sum(p.numel() for p in model.parameters())
     return f"""---
 library_name: timm
@@ -283,7 +290,7 @@ tags: [image-classification, timm, cbsa]
 # {architecture}
 
 {parameters:,} parameters, {model.num_classes} classes, {model.img_size[0]}×{model.img_size[1]} px.
-{"Pools as the authors' code does (`legacy_pool=True`)." if legacy else ""}
+{"Pools as the authors' code does (`legacy_pool=True`)." if _pools_as_authors(model) else ""}
 
 ```python
 import cbsa.models, timm

@@ -24,10 +24,7 @@ def segment_recipe(name: str) -> SegmentConfig:
     return SEGMENT_RECIPES[check_choice("recipe", name, SEGMENT_RECIPES)]()
 
 
-def _register(name: str, make: Callable[[], SegmentConfig], description: str) -> None:
-    def function() -> SegmentConfig:
-        return make()
-
+def _register(name: str, function: Recipe, description: str) -> None:
     function.__name__ = function.__qualname__ = name
     function.__doc__ = description
     SEGMENT_RECIPES[name] = function
