@@ -46,6 +46,18 @@ def _seed():
     torch.manual_seed(0)
 
 
+def _one_thread():
+    """One thread alone: several would wait for each other over small tensors, and sum in another order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+one_thread = pytest.fixture(_one_thread)
+one_thread_throughout = pytest.fixture(scope="module")(_one_thread)
+
+
 @pytest.fixture(autouse=True)
 def _forget_compiled_code():
     """Each test compiles from scratch: limits on recompilation count over one test, not over the suite."""

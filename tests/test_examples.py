@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from matplotlib.figure import Figure
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "look_inside.ipynb"
@@ -25,15 +24,6 @@ def code_cells():
             assert cell["outputs"] == [], "clear the outputs before committing"
             assert cell["execution_count"] is None
             yield "".join(line for line in cell["source"] if not line.startswith("%"))
-
-
-@pytest.fixture
-def one_thread():
-    """The model is so small that two threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")

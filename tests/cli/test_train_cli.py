@@ -8,36 +8,14 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from cbsa.cli import app
 from cbsa.models import create_model
 from cbsa.train import RECIPES, recipe
 from cbsa.train.checkpoint import read_run_checkpoint, stored_config
+from tests.commands import fail, succeed
 
 SIZE = {"embed_dim": 16, "depth": 1, "num_heads": 2}
 TINY = [*(f"model.kwargs.{k}={v}" for k, v in SIZE.items()), "epochs=1"]
-WIDE = {"COLUMNS": "400", "TERM": "dumb"}
-
-
-def cbsa(*arguments):
-    """Exit code and output of the command, which is one line if it is an error."""
-    result = CliRunner().invoke(app, [str(a) for a in arguments], env=WIDE)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.output
-
-
-def succeed(*arguments):
-    code, output = cbsa(*arguments)
-    assert code == 0, output
-    return output
-
-
-def fail(*arguments):
-    code, output = cbsa(*arguments)
-    assert code == 2, output
-    assert "Traceback" not in output
-    return " ".join(output.replace("│", " ").split())
 
 
 @pytest.fixture(scope="module")

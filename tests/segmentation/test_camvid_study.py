@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from cbsa.models import create_model, save_model
@@ -47,10 +46,8 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture
-def study(data, tmp_path, monkeypatch):
+def study(data, tmp_path, monkeypatch, one_thread):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     import camvid_study
 
     encoder = tmp_path / "encoder"
@@ -71,8 +68,7 @@ def study(data, tmp_path, monkeypatch):
             seconds=1e-3,
         )
 
-    yield camvid_study, make
-    torch.set_num_threads(threads)
+    return camvid_study, make
 
 
 def test_the_study_stops_in_time_goes_on_and_reports(study, tmp_path, monkeypatch, capsys):

@@ -8,14 +8,13 @@ import shlex
 import shutil
 import statistics
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
-from cbsa.cli import app
 from cbsa.data.label_sets import voc_colours
 from cbsa.segmentation import create_segmenter, save_segmenter
 from cbsa.segmentation.windows import segment
@@ -25,6 +24,7 @@ from cbsa.train.segmentation.pictures import colours_of, index_image, names_of
 from cbsa.train.segmentation.prediction import find_images, predict
 from cbsa.train.segmentation.recipes import AUTHORS_MIOU, SEGMENT_RECIPES, segment_recipe
 from cbsa.train.segmentation.trained import read_segmenter
+from tests import commands
 from tests.segmentation.scenes import CLASSES, save, scene, write_folder
 from tests.segmentation.test_sources import write_label_files
 
@@ -45,26 +45,7 @@ SMALL = [
     "schedule.warmup_epochs=0",
 ]
 OTHER = ["data.mean=0.4,0.5,0.6", "data.std=0.3,0.2,0.1"]  # than the encoder's
-WIDE = {"COLUMNS": "400", "TERM": "dumb"}
-
-
-def cbsa(*arguments):
-    result = CliRunner().invoke(app, ["segment", *map(str, arguments)], env=WIDE)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.output
-
-
-def succeed(*arguments):
-    code, output = cbsa(*arguments)
-    assert code == 0, output
-    return output
-
-
-def fail(*arguments):
-    code, output = cbsa(*arguments)
-    assert code == 2, output
-    assert "Traceback" not in output
-    return " ".join(output.replace("│", " ").split())
+succeed, fail = partial(commands.succeed, "segment"), partial(commands.fail, "segment")
 
 
 @pytest.fixture(scope="module")
@@ -190,9 +171,7 @@ def test_wrong_targets(run, tmp_path):
     assert "--checkpoint='first'" in fail("eval", folder, "--checkpoint", "first")
     assert f"cannot write to {tmp_path}: it is a folder" in fail("eval", folder, "-o", tmp_path)
     assert "has 3 classes, but data.dataset='voc' has 21" in fail("eval", folder, *_voc(tmp_path))
-    result = CliRunner().invoke(app, ["eval", str(folder)], env=WIDE)
-    assert result.exit_code == 2
-    assert "use cbsa segment train, eval, predict" in " ".join(result.output.replace("│", " ").split())
+    assert "use cbsa segment train, eval, predict" in commands.fail("eval", folder)
 
 
 def _voc(root):
@@ -296,7 +275,7 @@ def test_predict_wrong_input(run, tmp_path):
     assert "holds no image" in fail("predict", folder, tmp_path)
     (tmp_path / "x.png").write_bytes(b"no image")
     assert "opacity must be 0 to 1, got 2" in fail("predict", folder, tmp_path, "--opacity", 2)
-    code, output = cbsa("predict", folder, tmp_path, "-o", tmp_path / "out")
+    code, output = commands.cbsa("segment", "predict", folder, tmp_path, "-o", tmp_path / "out")
     assert code == 1
     assert "None of the 1 images could be read" in output
     assert "cannot identify the image: expected one of JPEG, PNG" in output
@@ -343,10 +322,7 @@ def test_palettes_and_names():
 # --- noise -----------------------------------------------------------------------------------------------
 
 
-def reproduce(*arguments):
-    result = CliRunner().invoke(app, ["reproduce", "fig-seg-noise", *map(str, arguments)], env=WIDE)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, " ".join(result.output.replace("│", " ").split())
+reproduce = partial(commands.answer, "reproduce", "fig-seg-noise")
 
 
 def test_noise(run, tmp_path):

@@ -407,15 +407,6 @@ def test_noise_reaches_every_decoder(root, decoder):
 # --- interruption and processes --------------------------------------------------------------------------
 
 
-@pytest.fixture
-def one_thread():
-    """As many threads as the processes that are started have: sums then have the same order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.usefixtures("one_thread")
 def test_killed_without_warning_and_started_again(root, tmp_path):
     """SIGKILL in mid-epoch; the same command ends with the same bits as a run that was left alone."""

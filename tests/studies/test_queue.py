@@ -7,9 +7,7 @@ import json
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
-from cbsa.cli import app
 from cbsa.experiments import fair, options
 from cbsa.experiments.study_table import Line, lines_of
 from cbsa.studies import queue
@@ -20,15 +18,10 @@ from cbsa.studies.queue import choose_jobs, work_through
 from cbsa.studies.tuning import rate_of
 from cbsa.train import NonFiniteError, train
 from cbsa.train.log import read_epochs
+from tests.commands import answer
 from tests.studies.small import MANIFEST, write_manifest
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread_throughout")
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +37,6 @@ def finished(manifest, tmp_path_factory):
     place = Place(home / "out", home / "work")
     assert work_through(jobs_of(study), place)
     return study, place
-
-
-def invoke(*arguments):
-    ran = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "300", "TERM": "dumb"})
-    assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
-    return ran.exit_code, " ".join(ran.output.replace("│", " ").split())
 
 
 def test_rates_are_chosen_on_the_images_held_out(finished):
@@ -149,7 +136,7 @@ def test_failures_are_kept_listed_and_not_tried_again(manifest, tmp_path, monkey
     assert tries == [1e-3, 4e-3]
     assert work_through(jobs[:2], place, retry=True)
     assert tries == [1e-3, 4e-3, 4e-3]
-    code, output = invoke("study", manifest, "--list", "--out", place.out, "--work", place.work)
+    code, output = answer("study", manifest, "--list", "--out", place.out, "--work", place.work)
     assert code == 0
     assert "small/cbsa/rate0.004 0.004 failed NonFiniteError: the loss is nan at step 3" in output
 
@@ -233,7 +220,7 @@ def test_the_table_has_the_rank_of_the_extraction_where_it_was_measured(finished
 
 
 def test_tables_say_what_is_missing(manifest, tmp_path):
-    code, output = invoke(
+    code, output = answer(
         *("reproduce", "table-fair", "--study", manifest, "--results", tmp_path / "none"),
         *("--out", tmp_path / "table"),
     )
@@ -248,19 +235,19 @@ def test_tables_say_what_is_missing(manifest, tmp_path):
 
 def test_the_command(manifest, tmp_path):
     where = ("--out", tmp_path / "out", "--work", tmp_path / "work")
-    code, output = invoke("study", manifest, "epochs=1", "--only", "cbsa/rate*", "--limit", "300", *where)
+    code, output = answer("study", manifest, "epochs=1", "--only", "cbsa/rate*", "--limit", "300", *where)
     assert code == 0, output
     assert "2 done. Results:" in output
-    code, output = invoke("study", manifest, "--only", "mssa/seed*", "--limit", "1e-6", *where)
+    code, output = answer("study", manifest, "--only", "mssa/seed*", "--limit", "1e-6", *where)
     assert code == 143
     assert "2 to do" in output
-    code, output = invoke("study", manifest, "epochs=1", "--list", *where)
+    code, output = answer("study", manifest, "epochs=1", "--list", *where)
     assert code == 0
     assert "small/mssa/seed0" in output
 
 
 def test_the_list_of_studies():
-    code, output = invoke("study")
+    code, output = answer("study")
     assert code == 0
     assert "table fair_comp" in output
     assert "ablations" in output
@@ -277,7 +264,7 @@ def test_the_list_of_studies():
 )
 def test_mistakes_are_named(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, output = invoke("study", *arguments)
+    code, output = answer("study", *arguments)
     assert code == 2
     assert message in output
 

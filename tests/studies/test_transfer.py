@@ -20,7 +20,7 @@ from cbsa.studies.overview import expected_seconds, seconds_taken
 from cbsa.studies.place import Place
 from cbsa.studies.queue import choose_jobs, data_needed, work_through
 from cbsa.studies.records import Records
-from tests.studies.test_queue import invoke
+from tests.commands import answer
 
 SMALL = """
 recipe = "digits_cbt"
@@ -76,16 +76,13 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(folder, tmp_path_factory):
+def finished(folder, tmp_path_factory, one_thread_throughout):
     """Both studies worked through, but for what is extra."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     home = tmp_path_factory.mktemp("studies")
     place = Place(home / "out", home / "work")
     jobs = [job for job in choose_jobs(read_studies(str(folder))) if not job.is_extra]
     assert work_through(jobs[::-1], place, runner=call_inside)  # those that wait are passed over at first
-    yield jobs, place
-    torch.set_num_threads(threads)
+    return jobs, place
 
 
 def named(jobs, name):
@@ -210,7 +207,7 @@ def test_expected_time_is_that_of_the_speeds_so_far(finished, folder):
     ]
     assert expected_seconds(jobs, place) == {"base/cbsa/seed1": 1438 / statistics.median(speeds)}
     assert seconds_taken(record) == record.result["seconds"]
-    code, output = invoke("study", folder, "--list", "--out", place.out, "--work", place.work)
+    code, output = answer("study", folder, "--list", "--out", place.out, "--work", place.work)
     assert code == 0
     assert "1 jobs are left: about 0 minutes for 1 of them" in output
 
@@ -245,10 +242,10 @@ def test_the_laboratory_goes_on_and_shows_the_tables(finished, folder):
     _, place = finished
     words = ("reproduce", "all", "--scale", "laboratory", "--studies", folder)
     where = ("--out", place.out, "--work", place.work)
-    code, output = invoke(*words, *where, "--limit", "1e-6")
+    code, output = answer(*words, *where, "--limit", "1e-6")
     assert code == 143  # the extra seed is left
     assert "1 to do" in output
-    code, output = invoke(*words, *where)
+    code, output = answer(*words, *where)
     assert code == 0
     assert "Table CBT_tab: Digits again" in output
     found = json.loads((place.out / "tables/moved/table-transfer.json").read_text())
@@ -258,17 +255,17 @@ def test_the_laboratory_goes_on_and_shows_the_tables(finished, folder):
 
 def test_missing_data_sets_are_named_before_any_time_is_spent(tmp_path):
     where = ("--out", tmp_path / "out", "--work", tmp_path / "work")
-    code, output = invoke("reproduce", "all", "--scale", "laboratory", *where)
+    code, output = answer("reproduce", "all", "--scale", "laboratory", *where)
     assert code == 2
     assert "--data tiny-imagenet=FOLDER --data cifar10=FOLDER --data pets=FOLDER" in output
     assert not (tmp_path / "out").exists()
-    code, output = invoke("study", "fair", *where)
+    code, output = answer("study", "fair", *where)
     assert code == 2
     assert "need tiny-imagenet: add --data tiny-imagenet=FOLDER" in output
-    code, output = invoke("reproduce", "all", "--limit", "5")
+    code, output = answer("reproduce", "all", "--limit", "5")
     assert code == 2
     assert "go with --scale pocket and laboratory" in output
-    code, output = invoke("reproduce", "all", "--scale", "pocket", *where)
+    code, output = answer("reproduce", "all", "--scale", "pocket", *where)
     assert code == 2
     assert "need cifar10: add --data cifar10=FOLDER" in output
 

@@ -3,29 +3,24 @@
 import csv
 import importlib.util
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import timm
 import torch
-from typer.testing import CliRunner
 
 import cbsa
 from cbsa.adaptation.costs import adapted_macs, paper_saving
-from cbsa.cli import app
+from tests.commands import answer
 from tests.train.adapting import COMMON, SWAP, train_vit
 
 STUDY = Path(__file__).parents[2] / "benchmarks" / "adapt_study.py"
 ON_CPU = ["runtime.device=cpu", "runtime.precision=fp32", "runtime.compile=false"]
+adapt = partial(answer, "adapt")
 SETTINGS = [*COMMON, *SWAP, *ON_CPU]
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread_throughout")
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +107,8 @@ def test_it_stops_in_time_goes_on_and_reports(study, vit, tmp_path):
     assert again == reports  # what is done stays in the table, whatever the time
 
 
-def invoke(*arguments):
-    ran = CliRunner().invoke(app, ["adapt", *map(str, arguments)], env={"COLUMNS": "400", "TERM": "dumb"})
-    assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
-    return ran.exit_code, " ".join(ran.output.replace("│", " ").split())
-
-
 def test_the_command(vit, tmp_path):
-    code, output = invoke(
+    code, output = adapt(
         *("--recipe", "digits_adapt", "--model", vit, "--style", "agent", "--distill", "logits"),
         *("--groups", "2", "--out", tmp_path / "run", *SETTINGS, "epochs=1"),
     )
@@ -129,7 +118,7 @@ def test_the_command(vit, tmp_path):
     report = json.loads((tmp_path / "run" / "adaptation.json").read_text())
     assert (report["style"], report["distill"]["what"], len(report["replaced"])) == ("agent", "logits", 2)
     assert (tmp_path / "run" / "curves.png").is_file()
-    code, output = invoke(
+    code, output = adapt(
         *("--recipe", "digits_adapt", "--model", vit, "--style", "agent", "--distill", "logits"),
         *("--groups", "2", "--out", tmp_path / "run", *SETTINGS, "epochs=1"),
     )
@@ -138,8 +127,8 @@ def test_the_command(vit, tmp_path):
 
 
 def test_list_and_show(vit):
-    assert "vit_adapt" in invoke("--list")[1]
-    code, output = invoke("--show", "--data", "/somewhere", "--distill", "both")
+    assert "vit_adapt" in adapt("--list")[1]
+    code, output = adapt("--show", "--data", "/somewhere", "--distill", "both")
     assert code == 0
     assert '"root": "/somewhere"' in output
     assert '"what": "both"' in output
@@ -160,7 +149,7 @@ def test_list_and_show(vit):
 )
 def test_mistakes_are_named(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, output = invoke(*arguments)
+    code, output = adapt(*arguments)
     assert code == 2
     assert message in output
 
@@ -170,6 +159,6 @@ def test_models_that_are_no_vit_are_refused_by_name(tmp_path):
     from tests.train.runs import TINY
 
     train(override(recipe("digits_cbt"), [*TINY, "epochs=1"]), tmp_path / "cbt")
-    code, output = invoke("--model", tmp_path / "cbt", "--out", tmp_path / "run", *SETTINGS)
+    code, output = adapt("--model", tmp_path / "cbt", "--out", tmp_path / "run", *SETTINGS)
     assert code == 2
     assert "cannot adapt a Transformer; supported are timm's VisionTransformer models" in output

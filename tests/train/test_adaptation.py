@@ -35,13 +35,7 @@ from tests.train.runs import assert_same_bits, finish, last_state, losses, torch
 
 PROGRESSIVE = ("distill.what=both", "swap.groups=3", "swap.over=0.9", "ema=0.5", "checkpoint.every_steps=2")
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread_throughout")
 
 
 @pytest.fixture(scope="module")

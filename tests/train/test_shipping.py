@@ -8,15 +8,14 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from cbsa.cli import app
 from cbsa.cli.shipped import weights_grid
 from cbsa.models.shipped import SHIPPED, read_shipped
 from cbsa.train import TrainConfig, override, recipe, train
 from cbsa.train.command import command_of
 from cbsa.train.fields import from_dict, to_dict
 from cbsa.train.trained import open_trained
+from tests.commands import answer
 from tests.train.runs import tiny_config
 
 NAME = "cbt_tiny_patch4_32"
@@ -29,16 +28,10 @@ def run(tmp_path_factory):
     return folder
 
 
-def invoke(*arguments):
-    result = CliRunner(env={"COLUMNS": "300", "TERM": "dumb"}).invoke(app, ["weights", *map(str, arguments)])
-    assert "Traceback" not in result.output
-    return result.exit_code, " ".join(result.output.replace("│", " ").split())
-
-
 @pytest.fixture(scope="module")
 def added(run, tmp_path_factory):
     out = tmp_path_factory.mktemp("weights")
-    code, said = invoke("add", run, "--tag", "small_digits", "--note", "For a test.", "--out", out)
+    code, said = answer("weights", "add", run, "--tag", "small_digits", "--note", "For a test.", "--out", out)
     assert code == 0, said
     return out, said
 
@@ -97,7 +90,7 @@ def test_the_table_shows_it(added):
     (cells,) = weights_grid(read_shipped(out).values()).cells
     assert cells[0] == f"{NAME}.small_digits"
     assert cells[2] == "16"
-    code, said = invoke()
+    code, said = answer("weights")
     assert code == 0
     assert all(name in said for name in SHIPPED)
 
@@ -124,7 +117,7 @@ def test_what_cannot_ship_is_said(run, added, tmp_path):
     out, _ = added
 
     def refused(folder, *more):
-        code, said = invoke("add", folder, *more, "--out", out)
+        code, said = answer("weights", "add", folder, *more, "--out", out)
         assert code == 2, said
         return said
 
