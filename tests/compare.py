@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -9,6 +10,13 @@ from torch import Tensor
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 # Triton's kernels run on the GPU, or in its interpreter where there is none: never both in one process.
 KERNEL_DEVICES = DEVICES[-1:]
+# Both with every dtype, but bfloat16, which Triton's interpreter multiplies wrongly, on the GPU alone.
+KERNEL_CASES = [
+    pytest.param(device, dtype, id=f"{device}-{dtype}")
+    for device in KERNEL_DEVICES
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    if device == "cuda" or dtype != torch.bfloat16
+]
 # Problems over which their errors are averaged; the interpreter takes seconds for each.
 KERNEL_DRAWS = 4 if KERNEL_DEVICES == ["cuda"] else 2
 HALF_DTYPES = [torch.bfloat16, torch.float16]

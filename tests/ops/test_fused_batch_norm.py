@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.compare import (
+    KERNEL_CASES,
     KERNEL_DEVICES,
     assert_as_good_as,
     assert_close,
@@ -17,12 +18,6 @@ from tests.compare import (
 pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
 from cbsa.ops import fused_batch_norm
 
-CASES = [
-    pytest.param(device, dtype, id=f"{device}-{dtype}")
-    for device in KERNEL_DEVICES
-    for dtype in (torch.float32, torch.float16, torch.bfloat16)
-    if device == "cuda" or dtype != torch.bfloat16
-]
 SHAPES = [(2, 48, 5, 7), (1, 5, 3, 3), (3, 256, 1, 2), (2, 1, 40, 31)]  # B, C, h, w
 EPS = 1e-5
 
@@ -41,7 +36,7 @@ def plain(y, gamma, beta):
     return F.gelu(F.batch_norm(y, None, None, gamma, beta, training=True, eps=EPS))
 
 
-@pytest.mark.parametrize(("device", "dtype"), CASES)
+@pytest.mark.parametrize(("device", "dtype"), KERNEL_CASES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_value_and_every_gradient_are_as_good_as_plain_pytorch(shape, device, dtype):
     assert_as_good_as(

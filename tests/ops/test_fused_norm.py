@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.compare import (
+    KERNEL_CASES,
     KERNEL_DEVICES,
     assert_as_good_as,
     assert_close,
@@ -18,12 +19,6 @@ pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on 
 from cbsa.ops import fused_norm
 
 EPS = 1e-5
-CASES = [
-    pytest.param(device, dtype, id=f"{device}-{dtype}")
-    for device in KERNEL_DEVICES
-    for dtype in (torch.float32, torch.float16, torch.bfloat16)
-    if device == "cuda" or dtype != torch.bfloat16
-]
 
 
 def draw(*shape, device):
@@ -53,7 +48,7 @@ def plain_beside(x, update, shift, weight, bias):
 FUNCTIONS = [pytest.param(of_sum, plain_of_sum, id="sum"), pytest.param(beside, plain_beside, id="beside")]
 
 
-@pytest.mark.parametrize(("device", "dtype"), CASES)
+@pytest.mark.parametrize(("device", "dtype"), KERNEL_CASES)
 @pytest.mark.parametrize("shape", [(3, 5, 24), (1, 1, 192), (7, 100), (4100, 16), (2, 3, 2)], ids=str)
 @pytest.mark.parametrize(("function", "plain"), FUNCTIONS)
 def test_value_and_every_gradient_are_as_good_as_plain_pytorch(function, plain, shape, device, dtype):
@@ -158,7 +153,7 @@ def test_compiles_into_one_graph(function, device):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("device", "dtype"), CASES)
+@pytest.mark.parametrize(("device", "dtype"), KERNEL_CASES)
 @pytest.mark.parametrize("shape", [(3, 5, 24), (1, 1, 192), (4100, 16), (0, 8)], ids=str)
 def test_norm_into_memory_that_is_there_counts_what_is_not_zero(shape, device, dtype):
     x, _, _, weight, bias = draw(*shape, device=device)

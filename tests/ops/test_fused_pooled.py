@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cbsa.layers import CBSA
 from cbsa.ops import contract_broadcast, pool_tokens
 from tests.compare import (
+    KERNEL_CASES,
     KERNEL_DEVICES,
     KERNEL_DRAWS,
     assert_as_good_as,
@@ -23,12 +24,6 @@ from cbsa.ops import fused_pooled
 from cbsa.ops.kernels import launch
 
 NAMES = ("dw", "dstep_rep", "dstep_out")
-CASES = [
-    pytest.param(device, dtype, id=f"{device}-{dtype}")
-    for device in KERNEL_DEVICES
-    for dtype in (torch.float32, torch.float16, torch.bfloat16)
-    if device == "cuda" or dtype != torch.bfloat16
-]
 # grid, representatives, index of the first token that is pooled, tokens after the last
 LAYOUTS = [
     ((7, 5), (3, 4), 1, 0),
@@ -57,7 +52,7 @@ def plain(w, step_rep, step_out, grid, size, first, contraction="softmax"):
     return contract_broadcast(w, reps, step_rep, step_out, contraction=contraction, impl="reference")
 
 
-@pytest.mark.parametrize(("device", "dtype"), CASES)
+@pytest.mark.parametrize(("device", "dtype"), KERNEL_CASES)
 @pytest.mark.parametrize("regime", ["whole", "split"])
 @pytest.mark.parametrize(("grid", "size", "first", "after"), LAYOUTS)
 def test_value_and_every_gradient_are_as_good_as_plain_pytorch(

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from cbsa.ops import pool_tokens
 from tests.compare import (
+    KERNEL_CASES,
     KERNEL_DEVICES,
     assert_as_good_as,
     assert_close,
@@ -21,13 +22,6 @@ from cbsa.ops import fused_pooling, pooling
 from cbsa.ops.availability import kernels_run_on
 from cbsa.ops.kernels import pooling as kernels
 
-# As for the other kernels, bfloat16 is tested on GPUs.
-CASES = [
-    pytest.param(device, dtype, id=f"{device}-{dtype}")
-    for device in KERNEL_DEVICES
-    for dtype in (torch.float32, torch.float16, torch.bfloat16)
-    if device == "cuda" or dtype != torch.bfloat16
-]
 GEOMETRIES = [
     ((14, 14), (8, 8), 100),  # windows overlap; channels fill no block
     ((7, 5), (3, 4), 1),
@@ -86,13 +80,13 @@ def compare(grid, size, channels, device, dtype, batch=2):
     )
 
 
-@pytest.mark.parametrize(("device", "dtype"), CASES)
+@pytest.mark.parametrize(("device", "dtype"), KERNEL_CASES)
 @pytest.mark.parametrize(("grid", "size", "channels"), GEOMETRIES, ids=str)
 def test_value_and_gradient_are_as_good_as_pytorchs(grid, size, channels, device, dtype):
     compare(grid, size, channels, device, dtype)
 
 
-@pytest.mark.parametrize(("device", "dtype"), CASES)
+@pytest.mark.parametrize(("device", "dtype"), KERNEL_CASES)
 @pytest.mark.parametrize(
     ("grid", "size", "channels"), [((14, 14), (4, 3), 20), ((3, 2), (12, 18), 3), ((700,), (2,), 10)], ids=str
 )

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.compare import (
+    KERNEL_CASES,
     KERNEL_DEVICES,
     assert_as_good_as,
     assert_close,
@@ -18,12 +19,6 @@ from tests.compare import (
 pytest.importorskip("triton", reason="needs Triton, which comes with PyTorch on Linux")
 from cbsa.ops import fused_stem
 
-CASES = [
-    pytest.param(device, dtype, id=f"{device}-{dtype}")
-    for device in KERNEL_DEVICES
-    for dtype in (torch.float32, torch.float16, torch.bfloat16)
-    if device == "cuda" or dtype != torch.bfloat16
-]
 SHAPES = [(2, 3, 16, 16, 24), (1, 1, 7, 9, 5), (4, 4, 1, 5, 48), (1, 3, 33, 20, 12)]  # B, C_in, h, w, C_out
 EPS = 1e-5
 
@@ -46,7 +41,7 @@ def in_training(weight, gamma, beta, images, dtype):
     return fused_stem.first_stage_in_training(images, weight, gamma, beta, EPS, dtype)[0]
 
 
-@pytest.mark.parametrize(("device", "dtype"), CASES)
+@pytest.mark.parametrize(("device", "dtype"), KERNEL_CASES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_training_and_its_gradients(shape, device, dtype):
     images = draw(*shape, device)[0].to(dtype).float()  # the truth sees what the kernel sees
