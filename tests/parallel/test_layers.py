@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from cbsa.layers import CBSA, MHSA, MSSA, TSSA, ChannelCBSA, LinearAttention, LinearCBSA
 from cbsa.parallel import ContextGroup, Shard, costs, count_traffic, shard_attention
 from tests.compare import assert_close
-from tests.parallel.processes import run_cases, summed
+from tests.parallel.processes import summed
 
 ROWS = {2: (5, 2), 3: (1, 4, 2), 4: (1, 3, 2, 1)}  # of 7, by number of processes
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 4e-2}
@@ -333,19 +333,6 @@ CASES = {
     "large scores": large_scores,
     "bad shards": bad_shards,
 }
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """What each case came to, by number of processes."""
-    done = {}
-
-    def of(processes):
-        if processes not in done:
-            done[processes] = run_cases(__name__, processes, tmp_path_factory.mktemp("processes"))
-        return done[processes]
-
-    return of
 
 
 @pytest.mark.parametrize("processes", [2, 3, 4])

@@ -15,7 +15,7 @@ from cbsa.models import Transformer
 from cbsa.models.compiling import compile_blocks
 from cbsa.parallel import ContextGroup, context_parallel, costs, count_traffic, own_rows
 from tests.compare import assert_close
-from tests.parallel.processes import run_cases, summed
+from tests.parallel.processes import summed
 
 TINY = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 4, "num_classes": 5, "img_size": 32}
 FEW = {"representatives": (3, 2), "weight_init": "unit_steps"}
@@ -304,19 +304,6 @@ CASES = {
     "bad images": bad_images,
     "traffic": traffic,
 }
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """What each case came to, by number of processes."""
-    done = {}
-
-    def of(processes):
-        if processes not in done:
-            done[processes] = run_cases(__name__, processes, tmp_path_factory.mktemp("processes"))
-        return done[processes]
-
-    return of
 
 
 @pytest.mark.parametrize("processes", [2, 3, 4])
