@@ -1,13 +1,10 @@
 """Small runs that train a segmenter on scenes: a second or two on a CPU, through every part of the engine."""
 
-import os
-import subprocess
-import sys
-
 from cbsa.data import MaskAugmentConfig, MaskDataConfig
 from cbsa.segmentation.windows import WindowConfig
 from cbsa.train import OptimizerConfig, RuntimeConfig, override
 from cbsa.train.segmentation.config import SegmentConfig, SegmenterConfig
+from tests.train.runs import launch
 
 STEPS_PER_EPOCH = 3  # 12 images
 DECODERS = {
@@ -16,24 +13,13 @@ DECODERS = {
     "mask_transformer": {"depth": 1, "num_heads": 2},
 }
 
-# `python -c PROGRAM ROOT FOLDER SETTING...`; KILL_AT kills the process after so many steps, the first time.
+# `python -c PROGRAM FOLDER ROOT SETTING...`
 PROGRAM = """
-import os, signal, sys
-import torch
-from pathlib import Path
-from cbsa.train import train
+import sys
 from tests.segmentation.runs import tiny_config
+from tests.train.runs import train_alone
 
-torch.set_num_threads(1)
-root, folder, settings = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
-marker = folder.with_suffix(".killed")
-
-def look(step, loss):
-    if step == int(os.environ.get("KILL_AT", "0")) and not marker.exists():
-        marker.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-train(tiny_config(root, *settings), folder, on_look=look)
+train_alone(tiny_config(*sys.argv[2:]), sys.argv[1])
 """
 
 
@@ -61,16 +47,4 @@ def tiny_config(root, *settings, decoder="cbt"):
 
 def start(root, folder, *settings, launcher=(), **environment):
     """Start a run in a process of its own, or in several by torchrun."""
-    if launcher:
-        program = folder.with_suffix(".py")
-        program.write_text(PROGRAM)
-        command = [sys.executable, "-m", "torch.distributed.run", *launcher, str(program)]
-    else:
-        command = [sys.executable, "-c", PROGRAM]
-    return subprocess.Popen(
-        [*command, str(root), str(folder), *settings],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd(), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return launch(PROGRAM, (folder, root, *settings), folder, launcher, **environment)

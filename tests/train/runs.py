@@ -2,14 +2,19 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from cbsa.train import TrainConfig, override, recipe
+from cbsa.train import TrainConfig, override, recipe, train
 from cbsa.train.checkpoint import read_run_checkpoint
+from cbsa.train.config import RunConfig
+
+Process = subprocess.Popen[str]
 
 TINY = (
     "model.kwargs.embed_dim=16",
@@ -25,25 +30,13 @@ TINY = (
 )
 STEPS_PER_EPOCH = 5  # 1,438 images
 
-# `python -c PROGRAM FOLDER SETTING...` trains as `cbsa train digits_cbt` does. Environment: KILL_AT kills the
-# process of rank KILL_RANK without warning after so many steps, the first time it gets there.
+# `python -c PROGRAM FOLDER SETTING...` trains as `cbsa train digits_cbt` does.
 PROGRAM = """
-import os, signal, sys
-import torch
-from pathlib import Path
-from cbsa.train import override, recipe, train
+import sys
+from cbsa.train import override, recipe
+from tests.train.runs import train_alone
 
-torch.set_num_threads(1)
-folder, settings = Path(sys.argv[1]), sys.argv[2:]
-kill_at, rank = int(os.environ.get("KILL_AT", "0")), os.environ.get("RANK", "0")
-marker = folder.with_suffix(".killed")
-
-def look(step, loss):
-    if step == kill_at and rank == os.environ.get("KILL_RANK", "0") and not marker.exists():
-        marker.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-train(override(recipe("digits_cbt"), settings), folder, on_look=look)
+train_alone(override(recipe("digits_cbt"), sys.argv[2:]), sys.argv[1])
 """
 
 
@@ -51,24 +44,48 @@ def tiny_config(*settings: str) -> TrainConfig:
     return override(recipe("digits_cbt"), [*TINY, *settings])
 
 
-def start(folder: Path, *settings: str, launcher=(), **environment: str) -> subprocess.Popen:
-    """Start a run in a process of its own, or in several by torchrun."""
+def train_alone(config: RunConfig, folder: str) -> None:
+    """Train in a process of its own, on one thread.
+
+    Environment: KILL_AT kills the process of rank KILL_RANK without warning after so many steps, the first
+    time it gets there.
+    """
+    torch.set_num_threads(1)
+    kill_at, rank = int(os.environ.get("KILL_AT", "0")), os.environ.get("RANK", "0")
+    marker = Path(folder).with_suffix(".killed")
+
+    def look(step: int, loss: float) -> None:
+        if step == kill_at and rank == os.environ.get("KILL_RANK", "0") and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(config, Path(folder), on_look=look)
+
+
+def launch(program: str, words: Sequence[object], folder: Path, launcher=(), **environment: str) -> Process:
+    """Start a program with some words in a process of its own, or in several by torchrun."""
     if launcher:
-        program = folder.with_suffix(".py")
-        program.write_text(PROGRAM)
-        command = [sys.executable, "-m", "torch.distributed.run", *launcher, str(program)]
+        file = folder.with_suffix(".py")
+        file.write_text(program)
+        command = [sys.executable, "-m", "torch.distributed.run", *launcher, str(file)]
     else:
-        command = [sys.executable, "-c", PROGRAM]
+        command = [sys.executable, "-c", program]
+    path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])  # `tests` is here
     return subprocess.Popen(
-        [*command, str(folder), *TINY, *settings],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        [*command, *map(str, words)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def finish(process: subprocess.Popen) -> tuple[int, str]:
+def start(folder: Path, *settings: str, launcher=(), **environment: str) -> Process:
+    """Start a run in a process of its own, or in several by torchrun."""
+    return launch(PROGRAM, (folder, *TINY, *settings), folder, launcher, **environment)
+
+
+def finish(process: Process) -> tuple[int, str]:
     """Exit code and output."""
     output, _ = process.communicate(timeout=300)
     return process.returncode, output
