@@ -25,9 +25,10 @@ class _Rotary(AdaptedAttention):
         self.refuse_masks(attn_mask, is_causal)
         timm: Any = self
         d = timm.proj.in_features // timm.num_heads  # not all releases of timm keep it as head_dim
+        # (B, H, N, d); keys and values may have fewer heads
         q, k, v = (
             part.view(*part.shape[:2], part.shape[2] // d, d).transpose(1, 2) for part in self._project(x)
-        )  # (B, H, N, d); keys and values may have fewer heads
+        )
         q, k = (self._rotate(part, rope).to(v.dtype) for part in (timm.q_norm(q), timm.k_norm(k)))
         groups = q.shape[1] // k.shape[1]
         if groups > 1:  # queries in groups share keys and values
