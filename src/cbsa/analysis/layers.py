@@ -42,8 +42,7 @@ class Layer(ABC):
         attention: the layer itself.
         norm: the norm before it.
         next_norm: the norm that sees the tokens after attention and residual; None where nothing follows.
-        projection: the linear map into the heads; of several, that of the values.
-        num_streams: how many projections of a token ``projection`` gives, 1 or 3, values last.
+        projection: the linear map into the heads, values last; of several maps, that of the values.
         num_heads: number of heads H.
         head_dim: their dimension p.
         kind: what map over tokens it has, one of :data:`KINDS`; see :class:`cbsa.analysis.LayerFactors`.
@@ -57,7 +56,6 @@ class Layer(ABC):
     """
 
     projection: nn.Linear
-    num_streams: int
     num_heads: int
     head_dim: int
     kind: str
@@ -104,7 +102,7 @@ class OwnLayer(Layer):
         attention: Attention = block.attn  # type: ignore[assignment]
         norm = getattr(block, "norm1", None) or block.norm
         super().__init__(block, attention, (norm, getattr(block, "norm2", None)))
-        self.projection, self.num_streams = attention.proj, attention.streams
+        self.projection = attention.proj
         self.num_heads, self.head_dim = attention.num_heads, attention.head_dim
         self.scale, self.name = attention.head_dim**-0.5, type(attention).__name__
         self.title = self.name

@@ -98,8 +98,6 @@ class ViTLayer(Layer):
 class TimmLayer(ViTLayer):
     """timm's attention in a block of its ``VisionTransformer``."""
 
-    num_streams = 3
-
     def __init__(self, block: nn.Module, layout: TokenLayout) -> None:
         attention: TimmAttention = block.attn  # type: ignore[assignment]
         style = attention.style if isinstance(attention, AdaptedAttention) else Style("softmax")
@@ -122,8 +120,6 @@ class TransformersLayer(ViTLayer):
         layout: where it is told how the patches lie.
         style: what the config names.
     """
-
-    num_streams = 1
 
     def __init__(self, block: nn.Module, attention: Any, layout: TokenLayout, style: Style) -> None:
         before, after = next(names for names in _NORMS if hasattr(block, names[0]))
