@@ -111,7 +111,8 @@ class Encoder(nn.Module):
         """Switch to the inference form: BatchNorm folded into the stem, ISTA in one product.
 
         Parameters and checkpoints stay as they are; outputs agree to rounding. :meth:`unfuse` or
-        ``train()`` goes back. Call it again after changing parameters.
+        ``train()`` goes back. ``load_state_dict`` fuses anew; call it again after changing parameters in
+        another way.
         """
         self.eval()
         for module in self.modules():
@@ -138,6 +139,8 @@ class Encoder(nn.Module):
         sides = check_sizes("img_size", img_size)
         if len(sides) > 2:
             raise ValueError(f"img_size must be one or two numbers, got {img_size!r}")
+        if min(sides) < self.patch_size:
+            raise ValueError(f"img_size={img_size!r} is smaller than a patch of {self.patch_size} px")
         height, width = sides[0], sides[-1]
         return (height, width), (-(-height // self.patch_size), -(-width // self.patch_size))
 
