@@ -1,6 +1,7 @@
 """Weights in and out, on files in the authors' layout, in ours, and on hostile ones."""
 
 import argparse
+import copy
 import json
 import pickle
 import subprocess
@@ -170,6 +171,34 @@ def test_another_width_is_named_with_shapes(tmp_path):
     make_file(tmp_path / "x.pth", "cbsa")
     with pytest.raises(CheckpointError, match=r"cls_token is \(1, 1, 48\) there and \(1, 1, 96\) here"):
         load_reference_checkpoint(little("cbsa", embed_dim=96), tmp_path / "x.pth")
+
+
+def test_a_model_that_a_file_does_not_fit_stays_as_it_was(tmp_path):
+    make_file(tmp_path / "x.pth", "cbsa")
+    model = little("cbsa", embed_dim=96, num_classes=3)
+    before, classifier = copy.deepcopy(model.state_dict()), model.head
+    with pytest.raises(CheckpointError, match=r"cls_token is \(1, 1, 48\) there"):
+        load_reference_checkpoint(model, tmp_path / "x.pth")
+    assert model.num_classes == 3
+    assert model.head is classifier
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.module.", "module._orig_mod.", "_orig_mod."])
+def test_prefixes_of_compiled_and_distributed_models(prefix, tmp_path):
+    state = authors.make_state_dict(DIM, DEPTH, HEADS, CLASSES, 10, "cbsa")
+    torch.save({"state_dict": {prefix + k: v for k, v in state.items()}}, tmp_path / "x.pth")
+    model, images = little("cbsa"), torch.randn(1, 3, 160, 160)
+    load_reference_checkpoint(model, tmp_path / "x.pth")
+    with torch.no_grad():
+        assert_close(model(images), authors.logits(state, images, HEADS, "cbsa"), 1e-5)
+
+
+@pytest.mark.parametrize("model", [torch.nn.Linear(3, 3), "cbt_tiny_patch16_224"])
+def test_only_models_of_ours_take_reference_checkpoints(model, tmp_path):
+    make_file(tmp_path / "x.pth", "cbsa")
+    with pytest.raises(TypeError, match=rf"one of cbsa.create_model .*got {type(model).__name__}"):
+        load_reference_checkpoint(model, tmp_path / "x.pth")
 
 
 class Bomb:
