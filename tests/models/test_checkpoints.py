@@ -17,6 +17,7 @@ from cbsa.models import (
     CheckpointError,
     ToST,
     Transformer,
+    checkpoint_filter_fn,
     create_model,
     load_reference_checkpoint,
     read_checkpoint,
@@ -82,6 +83,15 @@ def test_positions_and_classifier_follow_the_file(tmp_path):
     assert model.num_classes == CLASSES
     assert model.pos_embed.shape == (1, 1 + 6 * 14, DIM)
     assert model(torch.randn(1, 3, 96, 224)).shape == (1, CLASSES)
+
+
+def test_timms_filter_fits_positions_to_the_model():
+    state, model = little("cbsa").state_dict(), little("cbsa", img_size=(96, 224))
+    fitted = checkpoint_filter_fn(state, model)
+    model.load_state_dict(fitted)
+    assert fitted["pos_embed"].shape == (1, 1 + 6 * 14, DIM)
+    assert torch.equal(fitted["pos_embed"][:, 0], state["pos_embed"][:, 0])
+    assert all(torch.equal(v, state[k]) for k, v in fitted.items() if k != "pos_embed")
 
 
 def test_legacy_pooling_is_remembered_by_the_hub_format(tmp_path):
