@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cbsa._checks import check_choice, check_images, check_int, check_sizes
+from cbsa._checks import check_choice, check_covers_patch, check_images, check_int, check_sizes
 from cbsa._tracing import is_exporting
 from cbsa.layers import ISTA, ConvStem, LinearStem
 from cbsa.layers.recomputed import recomputed
@@ -154,11 +154,8 @@ class Encoder(nn.Module):
     def _embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Tokens (B, 1 + h·w, dim) of images (B, C, height, width), and their grid (h, w)."""
         check_images(images, self.patch_embed.in_chans)
-        if not is_exporting() and min(images.shape[2:]) < self.patch_size:
-            height, width = images.shape[2:]
-            raise ValueError(
-                f"images of {height}×{width} px are smaller than a patch of {self.patch_size} px"
-            )
+        if not is_exporting():
+            check_covers_patch(images, self.patch_size)
         height, width = (-(-side // self.patch_size) for side in images.shape[2:])
         maps = self._maps(images, (height, width))  # (B, dim, h, w)
         grid = (maps.shape[2], maps.shape[3])
