@@ -135,3 +135,10 @@ def check_images(images: object, in_chans: int) -> None:
     shape = tuple(check_floating("images", images).shape)
     if len(shape) != 4 or shape[1] != in_chans or shape[2] < 1 or shape[3] < 1:
         raise ValueError(f"images must have shape (B, {in_chans}, height, width), got {shape}")
+
+
+def check_covers_patch(images: Tensor, patch_size: int) -> None:
+    """Check that images (B, C, height, width) are no smaller than a patch."""
+    height, width = images.shape[2:]
+    if min(height, width) < patch_size:
+        raise ValueError(f"images of {height}×{width} px are smaller than a patch of {patch_size} px")

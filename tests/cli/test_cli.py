@@ -84,10 +84,12 @@ def test_bad_arguments_are_named(arguments, message):
     assert isinstance(result.exception, SystemExit)  # a message, and no traceback
 
 
-def test_names_of_models_can_be_read_from_a_pipe():
-    result = CliRunner().invoke(app, ["models", "crate_cbt_tiny_patch4_32"])
+@pytest.mark.parametrize("pattern", ["crate_cbt_tiny_patch4_32", "crate_cbt*patch4_32"])
+def test_names_of_models_can_be_read_from_a_pipe(pattern):
+    result = CliRunner().invoke(app, ["models", pattern])
     assert result.exit_code == 0
     assert "crate_cbt_tiny_patch4_32" in result.stdout
+    assert ("crate_cbt_small_patch4_32" in result.stdout) == ("*" in pattern)
 
 
 def test_a_bad_argument_in_a_process_of_its_own():

@@ -1,6 +1,7 @@
 """Weights in and out, on files in the authors' layout, in ours, and on hostile ones."""
 
 import argparse
+import copy
 import json
 import pickle
 import subprocess
@@ -16,6 +17,7 @@ from cbsa.models import (
     CheckpointError,
     ToST,
     Transformer,
+    checkpoint_filter_fn,
     create_model,
     load_reference_checkpoint,
     read_checkpoint,
@@ -81,6 +83,15 @@ def test_positions_and_classifier_follow_the_file(tmp_path):
     assert model.num_classes == CLASSES
     assert model.pos_embed.shape == (1, 1 + 6 * 14, DIM)
     assert model(torch.randn(1, 3, 96, 224)).shape == (1, CLASSES)
+
+
+def test_timms_filter_fits_positions_to_the_model():
+    state, model = little("cbsa").state_dict(), little("cbsa", img_size=(96, 224))
+    fitted = checkpoint_filter_fn(state, model)
+    model.load_state_dict(fitted)
+    assert fitted["pos_embed"].shape == (1, 1 + 6 * 14, DIM)
+    assert torch.equal(fitted["pos_embed"][:, 0], state["pos_embed"][:, 0])
+    assert all(torch.equal(v, state[k]) for k, v in fitted.items() if k != "pos_embed")
 
 
 def test_legacy_pooling_is_remembered_by_the_hub_format(tmp_path):
@@ -170,6 +181,34 @@ def test_another_width_is_named_with_shapes(tmp_path):
     make_file(tmp_path / "x.pth", "cbsa")
     with pytest.raises(CheckpointError, match=r"cls_token is \(1, 1, 48\) there and \(1, 1, 96\) here"):
         load_reference_checkpoint(little("cbsa", embed_dim=96), tmp_path / "x.pth")
+
+
+def test_a_model_that_a_file_does_not_fit_stays_as_it_was(tmp_path):
+    make_file(tmp_path / "x.pth", "cbsa")
+    model = little("cbsa", embed_dim=96, num_classes=3)
+    before, classifier = copy.deepcopy(model.state_dict()), model.head
+    with pytest.raises(CheckpointError, match=r"cls_token is \(1, 1, 48\) there"):
+        load_reference_checkpoint(model, tmp_path / "x.pth")
+    assert model.num_classes == 3
+    assert model.head is classifier
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.module.", "module._orig_mod.", "_orig_mod."])
+def test_prefixes_of_compiled_and_distributed_models(prefix, tmp_path):
+    state = authors.make_state_dict(DIM, DEPTH, HEADS, CLASSES, 10, "cbsa")
+    torch.save({"state_dict": {prefix + k: v for k, v in state.items()}}, tmp_path / "x.pth")
+    model, images = little("cbsa"), torch.randn(1, 3, 160, 160)
+    load_reference_checkpoint(model, tmp_path / "x.pth")
+    with torch.no_grad():
+        assert_close(model(images), authors.logits(state, images, HEADS, "cbsa"), 1e-5)
+
+
+@pytest.mark.parametrize("model", [torch.nn.Linear(3, 3), "cbt_tiny_patch16_224"])
+def test_only_models_of_ours_take_reference_checkpoints(model, tmp_path):
+    make_file(tmp_path / "x.pth", "cbsa")
+    with pytest.raises(TypeError, match=rf"one of cbsa.create_model .*got {type(model).__name__}"):
+        load_reference_checkpoint(model, tmp_path / "x.pth")
 
 
 class Bomb:

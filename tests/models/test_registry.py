@@ -237,3 +237,21 @@ def test_unknown_model_gets_the_nearest_names(name):
 def test_a_name_that_is_none():
     with pytest.raises(TypeError, match="name must be a string, got 3 of type int"):
         create_model(3)
+
+
+def test_original_tost_refuses_what_the_others_refuse():
+    name = "tost_cab_tiny_12_patch16_224"
+    with pytest.raises(ValueError, match="num_classes must be at least 0, got -1"):
+        create_model(name, num_classes=-1, depth=1)
+    model, backbone = (
+        create_model(name, depth=1).eval(),
+        create_model(name, depth=1, features_only=True, out_indices=[0]),
+    )
+    for call in (model, backbone):
+        with pytest.raises(
+            ValueError, match=r"images must have shape \(B, 3, height, width\), got \(2, 1, 64"
+        ):
+            call(torch.randn(2, 1, 64, 64))
+        with pytest.raises(ValueError, match="images of 15×64 px are smaller than a patch of 16 px"):
+            call(torch.randn(2, 3, 15, 64))
+    assert model(torch.randn(1, 3, 16, 70)).shape == (1, 1000)

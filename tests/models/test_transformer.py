@@ -50,6 +50,49 @@ def test_positions_are_resampled_bicubically():
         assert_close(model(x), expected, 1e-5)
 
 
+def test_a_size_of_the_same_grid_keeps_the_positions_and_any_size_keeps_them_frozen():
+    model = Transformer(**LITTLE).requires_grad_(False)
+    positions = model.pos_embed
+    model.set_input_size((31, 30))  # rounded up to the same patches
+    assert model.pos_embed is positions
+    assert model.img_size == (31, 30)
+    model.set_input_size(40)
+    assert model.pos_embed.shape == (1, 26, 24)
+    assert not model.pos_embed.requires_grad
+
+
+def test_intermediates_by_timms_names():
+    model, x = Transformer(**LITTLE).eval(), torch.randn(2, 3, 24, 40)
+    with torch.no_grad():
+        final, maps = model.forward_intermediates(x)
+        named = model.forward_intermediates(x, indices=[1], return_prefix_tokens=True, output_dict=True)
+        fewer = model.forward_intermediates(x, intermediates_only=True, output_dict=True)
+        tokens = model._tokens(x)  # after the last block
+    assert torch.equal(named["image_features"], final)
+    assert torch.equal(named["image_intermediates"][0], maps[1])
+    assert torch.equal(named["image_intermediates_prefix"][0], tokens[:, :1])
+    assert fewer.keys() == {"image_intermediates"}
+
+
+def test_a_pooling_that_does_not_exist_leaves_the_classifier_as_it_is():
+    model = Transformer(**LITTLE)
+    with pytest.raises(ValueError, match="global_pool='max': expected one of"):
+        model.reset_classifier(9, "max")
+    assert model.num_classes == model.head.out_features == 5
+
+
+@pytest.mark.parametrize("stem", ["conv", "linear"])
+def test_inference_form_follows_weights_that_are_loaded(stem):
+    fused, other = (Transformer(**LITTLE, stem=stem) for _ in range(2))
+    x = torch.randn(4, 3, 32, 32)
+    other(x * 2 + 1)  # BatchNorm has statistics
+    fused.fuse().load_state_dict(other.state_dict())
+    with torch.no_grad():
+        assert fused.fused
+        assert_close(fused(x), other.eval()(x), 1e-4)
+        assert torch.equal(fused.unfuse()(x), other(x))
+
+
 @pytest.mark.parametrize(
     ("old", "new"), [((14, 14), (7, 9)), ((4, 4), (20, 3)), ((5, 6), (5, 6)), ((3, 3), (1, 1))]
 )
@@ -117,6 +160,7 @@ def test_hybrids_and_classes():
     [
         ({"num_classes": -1}, ValueError, "num_classes must be at least 0, got -1"),
         ({"img_size": 0}, ValueError, r"img_size\[0\] must be at least 1, got 0"),
+        ({"img_size": (32, 7)}, ValueError, r"img_size=\(32, 7\) is smaller than a patch of 8 px"),
         ({"img_size": (1, 2, 3)}, ValueError, "img_size must be one or two numbers"),
         ({"patch_size": 12}, ValueError, "patch_size must be a power of two of at least 2, got 12"),
         ({"attention": "cbsaa"}, ValueError, "attention='cbsaa': expected one of"),

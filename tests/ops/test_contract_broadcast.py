@@ -183,6 +183,20 @@ def test_representatives_of_very_different_norms_do_not_overflow(dtype, impl, de
     assert_close(contract_broadcast(*inputs, impl=impl), expected, 2 * plain + rounding)
 
 
+@pytest.mark.parametrize("contraction", ["softmax", "none"])
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
+@pytest.mark.parametrize("size", [40, 80, 300])
+def test_scores_too_large_for_a_half_on_the_cpu(size, dtype, contraction):
+    """Scores up to 4e5, whose log-sum-exps a half would round by hundreds or could not hold."""
+    w, reps, *steps = make_inputs(1, 2, 133, 16, 64)
+    inputs = [x.to(dtype) for x in (size * w, size * reps, *steps)]
+    expected = truth.contract_broadcast(*[x.double() for x in inputs], contraction=contraction)
+    function = partial(contract_broadcast, contraction=contraction, impl="sdpa")
+    out, *grads = value_and_grads(function, inputs, torch.randn_like(inputs[0]))
+    assert_close(out, expected, 4 * torch.finfo(dtype).eps)
+    assert all(g.isfinite().all() for g in grads)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF_DTYPES], ids=str)

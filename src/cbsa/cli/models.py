@@ -1,5 +1,6 @@
 """``cbsa models``: the registered models and what they cost."""
 
+import fnmatch
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,13 +16,15 @@ _WIDE = 102  # characters that the whole table takes
 
 
 def models(
-    pattern: Annotated[str, typer.Argument(help="Only models whose name contains this.")] = "",
+    pattern: Annotated[
+        str, typer.Argument(help="Only models whose name contains this; * stands for anything.")
+    ] = "",
 ) -> None:
     """Show the registered models: parameters, FLOPs and pairwise similarities, beside the paper's."""
     from cbsa._checks import did_you_mean
     from cbsa.models import MODELS
 
-    names = [name for name in MODELS if pattern in name]
+    names = fnmatch.filter(MODELS, f"*{pattern}*")
     if not names:
         raise typer.BadParameter(f"no model's name contains {pattern!r}{did_you_mean(pattern, MODELS)}")
     console = Console()

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from cbsa._checks import check_images, check_int
+from cbsa.layers.inference import fuse_anew
 from cbsa.layers.recomputed import recomputed
 from cbsa.ops.availability import kernels_serve_compiled
 from cbsa.ops.precision import autocast_dtype
@@ -51,6 +52,7 @@ class ConvStem(nn.Module):
             channels = width
         self.proj = nn.Sequential(*layers)
         self.fused = False
+        self.register_load_state_dict_post_hook(fuse_anew)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def fuse(self) -> None:

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from cbsa._checks import check_floating, check_int, check_number, check_positive_number
 from cbsa._tracing import is_exporting
+from cbsa.layers.inference import fuse_anew
 from cbsa.ops.availability import kernels_serve_compiled
 from cbsa.ops.fused_relu import linear_relu
 from cbsa.ops.precision import autocast_dtype, no_autocast
@@ -38,6 +39,7 @@ class ISTA(nn.Module):
         self.fused_weight: Tensor | None
         self.register_buffer("shift", torch.empty(dim), persistent=False)  # −η·λ
         self.shift: Tensor
+        self.register_load_state_dict_post_hook(fuse_anew)  # type: ignore[no-untyped-call]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -12,7 +12,7 @@ from cbsa.models.checkpoints import (
     read_checkpoint,
     save_model,
 )
-from cbsa.models.registry import MODELS
+from cbsa.models.registry import MODELS, checkpoint_filter_fn
 from cbsa.models.shipped import SHIPPED, Shipped
 from cbsa.models.tost import ToST
 from cbsa.models.transformer import Transformer
@@ -25,6 +25,7 @@ __all__ = [
     "Shipped",
     "ToST",
     "Transformer",
+    "checkpoint_filter_fn",
     "create_model",
     "load_reference_checkpoint",
     "read_checkpoint",

@@ -26,8 +26,7 @@ MAX_BYTES = 8 << 30  # no checkpoint of these models comes near
 
 # From the authors' names (and CRATE's, ToST's) to ours, in order.
 _RENAMES = [
-    (r"^module\.", ""),
-    (r"^_orig_mod\.", ""),
+    (r"^((module|_orig_mod)\.)+", ""),  # DistributedDataParallel and torch.compile, in either order
     (r"^pos_embedding$", "pos_embed"),
     (r"^to_patch_embedding\.proj\.", "patch_embed.proj."),
     (r"^to_patch_embedding\.1\.", "patch_embed.norm_pixels."),
@@ -119,7 +118,12 @@ def load_weights(model: torch.nn.Module, state_dict: dict[str, Tensor], source: 
     """Load a state dict in our names; if it does not fit, say which tensors disagree."""
     if isinstance(model, Transformer):
         state_dict = fit_positions(state_dict, model)
-    own = model.state_dict()
+    _check_fit(model.state_dict(), state_dict, source)
+    model.load_state_dict(state_dict)
+
+
+def _check_fit(own: dict[str, Tensor], state_dict: dict[str, Tensor], source: str) -> None:
+    """Check that a state dict has the names and shapes of a model's ``own``; say which disagree."""
     missing = [k for k in own if k not in state_dict]
     unknown = [k for k in state_dict if k not in own]
     shapes = [
@@ -134,7 +138,6 @@ def load_weights(model: torch.nn.Module, state_dict: dict[str, Tensor], source: 
     ]
     if problems:
         raise CheckpointError(f"{source} does not fit this model. {'; '.join(problems)}")
-    model.load_state_dict(state_dict)
 
 
 def load_reference_checkpoint(model: AnyModel, path: str | Path) -> AnyModel:
@@ -148,13 +151,22 @@ def load_reference_checkpoint(model: AnyModel, path: str | Path) -> AnyModel:
         path: ``.pth.tar`` or ``.pth`` file.
 
     Returns:
-        The model.
+        The model. If the file does not fit, the model stays as it was.
     """
+    if not isinstance(model, (Transformer, ToST)):
+        raise TypeError(
+            f"model must be one of cbsa.create_model (without features_only), got {type(model).__name__}"
+        )
     state_dict = rename_reference_keys(read_checkpoint(path))
     if isinstance(model, ToST):
         state_dict = rename_original_keys(state_dict, model)
+    else:
+        state_dict = fit_positions(state_dict, model)
     head = state_dict.get("head.weight")
     if head is not None and head.dim() == 2 and head.shape[0] != model.num_classes:
+        classifier = torch.nn.Linear(model.num_features, head.shape[0], device="meta")
+        with_it = model.state_dict() | {f"head.{k}": v for k, v in classifier.state_dict().items()}
+        _check_fit(with_it, state_dict, str(path))
         model.reset_classifier(head.shape[0])
     load_weights(model, state_dict, str(path))
     pooling = [m for m in model.modules() if isinstance(m, CBSA) and m.init == "pool"]

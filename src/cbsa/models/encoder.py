@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cbsa._checks import check_choice, check_images, check_int, check_sizes
+from cbsa._checks import check_choice, check_covers_patch, check_images, check_int, check_sizes
 from cbsa._tracing import is_exporting
 from cbsa.layers import ISTA, ConvStem, LinearStem
 from cbsa.layers.recomputed import recomputed
@@ -111,7 +111,8 @@ class Encoder(nn.Module):
         """Switch to the inference form: BatchNorm folded into the stem, ISTA in one product.
 
         Parameters and checkpoints stay as they are; outputs agree to rounding. :meth:`unfuse` or
-        ``train()`` goes back. Call it again after changing parameters.
+        ``train()`` goes back. ``load_state_dict`` fuses anew; call it again after changing parameters in
+        another way.
         """
         self.eval()
         for module in self.modules():
@@ -138,6 +139,8 @@ class Encoder(nn.Module):
         sides = check_sizes("img_size", img_size)
         if len(sides) > 2:
             raise ValueError(f"img_size must be one or two numbers, got {img_size!r}")
+        if min(sides) < self.patch_size:
+            raise ValueError(f"img_size={img_size!r} is smaller than a patch of {self.patch_size} px")
         height, width = sides[0], sides[-1]
         return (height, width), (-(-height // self.patch_size), -(-width // self.patch_size))
 
@@ -151,11 +154,8 @@ class Encoder(nn.Module):
     def _embed(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Tokens (B, 1 + h·w, dim) of images (B, C, height, width), and their grid (h, w)."""
         check_images(images, self.patch_embed.in_chans)
-        if not is_exporting() and min(images.shape[2:]) < self.patch_size:
-            height, width = images.shape[2:]
-            raise ValueError(
-                f"images of {height}×{width} px are smaller than a patch of {self.patch_size} px"
-            )
+        if not is_exporting():
+            check_covers_patch(images, self.patch_size)
         height, width = (-(-side // self.patch_size) for side in images.shape[2:])
         maps = self._maps(images, (height, width))  # (B, dim, h, w)
         grid = (maps.shape[2], maps.shape[3])

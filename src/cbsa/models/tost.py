@@ -11,6 +11,8 @@ from timm.models.xcit import Xcit
 from timm.models.xcit import checkpoint_filter_fn as xcit_filter
 from torch import Tensor, nn
 
+from cbsa._checks import check_covers_patch, check_images, check_int
+from cbsa._tracing import is_exporting
 from cbsa.layers import MLP, TSSA
 
 
@@ -49,6 +51,7 @@ class ToST(Xcit):  # type: ignore[misc]
     def __init__(
         self, embed_dim: int = 384, depth: int = 12, num_heads: int = 8, eta: float = 1.0, **kwargs: Any
     ) -> None:
+        check_int("num_classes", kwargs.get("num_classes", 1000), at_least=0)
         super().__init__(
             embed_dim=embed_dim, depth=0, num_heads=num_heads, eta=eta, tokens_norm=True, **kwargs
         )
@@ -70,6 +73,22 @@ class ToST(Xcit):  # type: ignore[misc]
             {"num_chs": embed_dim, "reduction": self.patch_size, "module": f"blocks.{i}"}
             for i in range(depth)
         ]
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Normalised tokens (B, 1 + h·w, dim) after the last block."""
+        self._check(x)
+        out: Tensor = super().forward_features(x)  # type: ignore[no-untyped-call]
+        return out
+
+    def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Features after some blocks, as timm's XCiT gives them."""
+        self._check(x)
+        return super().forward_intermediates(x, *args, **kwargs)
+
+    def _check(self, images: Tensor) -> None:
+        check_images(images, self.in_chans)
+        if not is_exporting():
+            check_covers_patch(images, self.patch_size)
 
 
 def rename_original_keys(state_dict: dict[str, Tensor], model: ToST) -> dict[str, Tensor]:

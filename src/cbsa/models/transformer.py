@@ -143,9 +143,10 @@ class Transformer(
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Put a new classifier of ``num_classes`` on top; 0 removes it."""
-        self.num_classes = check_int("num_classes", num_classes, at_least=0)
+        check_int("num_classes", num_classes, at_least=0)
         if global_pool is not None:
             self.global_pool = check_choice("global_pool", global_pool, POOLS)
+        self.num_classes = num_classes
         self.record(num_classes=self.num_classes, global_pool=self.global_pool)
         head = nn.Linear(self.embed_dim, num_classes) if num_classes > 0 else nn.Identity()
         self.head = head.to(self.pos_embed.device, self.pos_embed.dtype)
@@ -153,7 +154,9 @@ class Transformer(
     def set_input_size(self, img_size: int | Sequence[int]) -> None:
         """Make ``img_size`` the model's own: the position embedding is resampled once and for all."""
         size, grid = self._sizes(img_size)
-        self.pos_embed = nn.Parameter(self._positions(grid).detach().clone())
+        if grid != self.grid:  # else an optimizer may go on with the parameter it has
+            positions = self._positions(grid).detach().clone()
+            self.pos_embed = nn.Parameter(positions, requires_grad=self.pos_embed.requires_grad)
         self.img_size, self.grid = size, grid
         self.record(img_size=list(size))
 
@@ -195,6 +198,7 @@ class Transformer(
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        output_dict: bool = False,
     ) -> Any:
         """Features after some blocks, in timm's form.
 
@@ -206,9 +210,12 @@ class Transformer(
             stop_early: leave out the blocks after the last one asked for.
             output_fmt: ``"NCHW"`` maps or ``"NLC"`` tokens.
             intermediates_only: do not return the final features.
+            output_dict: return a dict of timm's names.
 
         Returns:
-            The list of intermediates, or (final features, list).
+            The list of intermediates, or (final features, list). With ``output_dict``:
+            ``image_intermediates``, ``image_intermediates_prefix`` if prefix tokens are asked for, and
+            ``image_features``, the final ones.
         """
         check_choice("output_fmt", output_fmt, ("NCHW", "NLC"))
         wanted, last = feature_take_indices(len(self.blocks), indices)
@@ -222,6 +229,10 @@ class Transformer(
         patches = [f[:, self.num_prefix_tokens :] for f in features]
         if output_fmt == "NCHW":
             patches = [self._to_map(f, grid) for f in patches]
+        if output_dict:
+            named: dict[str, Any] = {"image_intermediates": patches}
+            named |= {"image_intermediates_prefix": prefix} if return_prefix_tokens else {}
+            return named if intermediates_only else named | {"image_features": self.norm(tokens)}
         result: list[Any] = list(zip(patches, prefix, strict=True)) if return_prefix_tokens else patches
         return result if intermediates_only else (self.norm(tokens), result)
 

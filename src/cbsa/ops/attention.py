@@ -7,7 +7,8 @@ backward of CBSA are built on; the ATen kernels under it return it. One kernel s
 - CUDA, float32/bfloat16/float16: the memory-efficient kernel, the one that takes a bias;
 - anything else (float64 on CUDA, MPS, …): plain PyTorch, which does hold the matrix of weights.
 
-Shapes: q (B, H, n, d), k and v (B, H, l, d), bias (B, 1 or H, 1, l), added to the scaled scores.
+Shapes: q (B, H, n, d), k and v (B, H, l, d), bias (B, 1 or H, 1, l), added to the scaled scores, in the dtype
+of q or in :func:`bias_dtype`'s.
 """
 
 import torch
@@ -79,6 +80,11 @@ def attention_backward(
     rowdot = (grad * out).sum(-1, keepdim=True)
     ds = scale * weights * (grad @ v.mT - rowdot)
     return ds @ k, ds.mT @ q, weights.mT @ grad
+
+
+def bias_dtype(q: Tensor) -> torch.dtype:
+    """The widest dtype that the bias of attention with queries q may have."""
+    return torch.promote_types(q.dtype, torch.float32) if q.device.type == "cpu" else q.dtype
 
 
 def _on_efficient_kernel(q: Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from cbsa.ops.attention import attention, attention_backward
+from cbsa.ops.attention import attention, attention_backward, bias_dtype
 from cbsa.ops.custom import differentiate, empty_gradients, empty_results, token_major, token_strides
 from cbsa.ops.precision import accumulation_dtype
 from cbsa.ops.reference import exact_factor, per_head
@@ -82,11 +82,11 @@ def broadcast(
     Without ``step_out``, κ is 1.
 
     (AᵀC)_n = Σ_r exp(s·k_n·Q_r − lse_r) C_r is an attention of the tokens over the representatives with bias
-    −lse, times its own normaliser exp(lse'_n) ≤ m. What rounding the bias to k's dtype loses, a factor near 1
-    on the values gives back: safe from overflow in float16 too.
+    −lse, times its own normaliser exp(lse'_n) ≤ m. What rounding the bias loses where the kernel wants it in
+    k's dtype, a factor on the values gives back: near 1, unless scores reach tens of thousands.
     """
     wide = accumulation_dtype(k.dtype)
-    shift = lse.to(k.dtype)
+    shift = lse.to(bias_dtype(k))
     values = (c * (shift - lse).exp().unsqueeze(-1)).to(k.dtype)
     mixed, total = attention(k, reps, values, scale, -shift.unsqueeze(-2))
     gain = total.to(wide).exp().unsqueeze(-1)  # (B, H, N, 1)
