@@ -87,6 +87,21 @@ def test_rectangle_forward_and_a_gradient_on_every_parameter(name):
         assert parameter.grad.abs().sum() > 0, parameter_name
 
 
+@pytest.mark.parametrize(
+    "name", ["cbt_tiny_patch16_224", "vit_conv_tiny_patch4_32", "tost_cab_tiny_12_patch16_224"]
+)
+def test_gradients_of_one_image(name):
+    """Two equal images have twice the gradient; on a CPU, one image alone is laid out in another way."""
+    model = create_model(name, depth=2, num_classes=5).double().eval()
+    image = torch.randn(1, 3, 48, 32, dtype=torch.float64)
+
+    def gradients(images):
+        return torch.autograd.grad(model(images).square().sum(), list(model.parameters()))
+
+    for one, two in zip(gradients(image), gradients(image.repeat(2, 1, 1, 1)), strict=True):
+        assert_close(2 * one, two, 1e-6 if name.startswith("tost_cab") else 1e-9)  # its positions are float32
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_intermediates(name):
     model, patch = create_model(name).eval(), MODELS[name][0]["patch_size"]

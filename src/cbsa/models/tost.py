@@ -12,6 +12,7 @@ from timm.models.xcit import checkpoint_filter_fn as xcit_filter
 from torch import Tensor, nn
 
 from cbsa.layers import MLP, TSSA
+from cbsa.layers.one_image import ordered_gradient
 
 
 class ToSTBlock(nn.Module):
@@ -33,6 +34,14 @@ class ToSTBlock(nn.Module):
         return x + update
 
 
+class _Stem(nn.Sequential):
+    """timm's convolutions, whose BatchNorms are right for one image as well."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed images (B, C, height, width) as a map of patches (B, dim, h, w)."""
+        return ordered_gradient(super().forward(images))  # type: ignore[no-untyped-call]
+
+
 class ToST(Xcit):  # type: ignore[misc]
     """The original ToST: convolutional stem, Fourier positions, ToST blocks, two class-attention blocks.
 
@@ -52,6 +61,7 @@ class ToST(Xcit):  # type: ignore[misc]
         super().__init__(
             embed_dim=embed_dim, depth=0, num_heads=num_heads, eta=eta, tokens_norm=True, **kwargs
         )
+        self.patch_embed.proj = _Stem(*self.patch_embed.proj)
         size: Any = self.patch_embed.img_size
         self.img_size: tuple[int, int] = tuple(size)
         self.patch_size: int = kwargs.get("patch_size", 16)
