@@ -13,6 +13,7 @@ from tests.compare import assert_close
 
 # Each family once at its smallest, and the large ones that share its code only where that is cheap.
 SMALL = [n for n in MODELS if "_tiny_" in n and not n.endswith("_32") and not n.startswith("tost_cab")]
+HYBRID = "crate_cbt_tiny_patch4_32"
 PARAMETERS = {
     "cbt_tiny_patch16_224": 1_789_192,
     "cbt_small_patch16_224": 6_667_048,
@@ -232,6 +233,14 @@ def test_what_timms_training_script_always_gives_is_taken():
     assert len(timm.create_model("cbt_tiny_patch4_32", depth=1, scriptable=False, **given).blocks) == 1
     with pytest.raises(ValueError, match=r"drop_path_rate=0.1: cbt_tiny_patch4_32 has neither dropout"):
         timm.create_model("cbt_tiny_patch4_32", drop_path_rate=0.1)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_hybrids_of_other_depths_are_half_and_half(depth):
+    kinds = [type(block.attn).__name__ for block in create_model(HYBRID, depth=depth).blocks]
+    assert kinds == ["MSSA"] * (depth // 2) + ["CBSA"] * (depth - depth // 2)
+    chosen = create_model(HYBRID, depth=2, attention=["cbsa", "mssa"])
+    assert [type(block.attn).__name__ for block in chosen.blocks] == ["CBSA", "MSSA"]
 
 
 def test_sync_batch_norm_conversion():
