@@ -227,6 +227,8 @@ def test_refusals_name_the_model():
     }.items():
         with torch.device("meta"), pytest.raises(TypeError, match=message):
             cbsa.adapt(timm.create_model(name))
+    with pytest.raises(TypeError, match=r"vit must be a model, got 'vit_tiny_patch16_224' of type str"):
+        cbsa.adapt("vit_tiny_patch16_224")
     extractor = timm.create_model("vit_tiny_patch16_224", features_only=True, **(SMALL | {"num_classes": 0}))
     for wrapper, place in ((extractor, r"\.model"), (torch.nn.DataParallel(make()), r"\.module")):
         with pytest.raises(TypeError, match=rf"a VisionTransformer in it, {place}: adapt that one"):

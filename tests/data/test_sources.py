@@ -152,6 +152,13 @@ def test_cifar_is_read_from_its_files(dataset, tmp_path, monkeypatch):
         open_source(config, True)
 
 
+@pytest.mark.parametrize("dataset", ["pets", "cifar10"])
+def test_parquet_files_in_the_folder_of_torchvisions_are_pointed_at(dataset, tmp_path):
+    (tmp_path / "test.parquet").touch()
+    with pytest.raises(FileNotFoundError, match=r"holds test\.parquet .* are read by data\.dataset=parquet"):
+        open_source(DataConfig(dataset, str(tmp_path)), True)
+
+
 def test_flowers_are_read_from_their_folder(tmp_path, monkeypatch):
     savemat = pytest.importorskip("scipy.io").savemat
     base = tmp_path / "flowers-102"

@@ -90,6 +90,27 @@ def test_stem_by_hand():
     assert x.shape == (2, 8, 2, 3)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_stem_gradients_of_one_image(training, compiled):
+    """PyTorch's BatchNorm misreads the gradient of one image's tokens on a CPU, by itself."""
+    stem = ConvStem(16, patch_size=4).double().train(training)
+    run = torch.compile(stem, backend="eager") if compiled else stem
+    x = torch.randn(1, 3, 9, 14, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(3 * 4, 16, dtype=torch.float64)
+
+    def gradients(image, copies):
+        tokens = run(image.expand(copies, -1, -1, -1)).flatten(2).transpose(1, 2)
+        return torch.autograd.grad((tokens.square() * weights).sum(), [image, *stem.parameters()])
+
+    for one, two in zip(gradients(x, 1), gradients(x, 2), strict=True):
+        assert_close(2 * one, two, 1e-10)
+    if not (training or compiled):
+        assert torch.autograd.gradcheck(
+            lambda x: stem(x).flatten(2).transpose(1, 2) * weights, x, fast_mode=True
+        )
+
+
 @pytest.mark.parametrize(("size", "grid"), [((224, 224), (14, 14)), ((33, 16), (3, 1)), ((1, 250), (1, 16))])
 def test_stem_covers_every_pixel(size, grid):
     """A side of n pixels gives ⌈n / patch⌉ patches."""

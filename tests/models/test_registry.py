@@ -13,6 +13,7 @@ from tests.compare import assert_close
 
 # Each family once at its smallest, and the large ones that share its code only where that is cheap.
 SMALL = [n for n in MODELS if "_tiny_" in n and not n.endswith("_32") and not n.startswith("tost_cab")]
+HYBRID = "crate_cbt_tiny_patch4_32"
 PARAMETERS = {
     "cbt_tiny_patch16_224": 1_789_192,
     "cbt_small_patch16_224": 6_667_048,
@@ -85,6 +86,21 @@ def test_rectangle_forward_and_a_gradient_on_every_parameter(name):
         assert parameter.grad is not None, parameter_name
         assert parameter.grad.isfinite().all(), parameter_name
         assert parameter.grad.abs().sum() > 0, parameter_name
+
+
+@pytest.mark.parametrize(
+    "name", ["cbt_tiny_patch16_224", "vit_conv_tiny_patch4_32", "tost_cab_tiny_12_patch16_224"]
+)
+def test_gradients_of_one_image(name):
+    """Two equal images have twice the gradient; on a CPU, one image alone is laid out in another way."""
+    model = create_model(name, depth=2, num_classes=5).double().eval()
+    image = torch.randn(1, 3, 48, 32, dtype=torch.float64)
+
+    def gradients(images):
+        return torch.autograd.grad(model(images).square().sum(), list(model.parameters()))
+
+    for one, two in zip(gradients(image), gradients(image.repeat(2, 1, 1, 1)), strict=True):
+        assert_close(2 * one, two, 1e-6 if name.startswith("tost_cab") else 1e-9)  # its positions are float32
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -217,6 +233,14 @@ def test_what_timms_training_script_always_gives_is_taken():
     assert len(timm.create_model("cbt_tiny_patch4_32", depth=1, scriptable=False, **given).blocks) == 1
     with pytest.raises(ValueError, match=r"drop_path_rate=0.1: cbt_tiny_patch4_32 has neither dropout"):
         timm.create_model("cbt_tiny_patch4_32", drop_path_rate=0.1)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_hybrids_of_other_depths_are_half_and_half(depth):
+    kinds = [type(block.attn).__name__ for block in create_model(HYBRID, depth=depth).blocks]
+    assert kinds == ["MSSA"] * (depth // 2) + ["CBSA"] * (depth - depth // 2)
+    chosen = create_model(HYBRID, depth=2, attention=["cbsa", "mssa"])
+    assert [type(block.attn).__name__ for block in chosen.blocks] == ["CBSA", "MSSA"]
 
 
 def test_sync_batch_norm_conversion():

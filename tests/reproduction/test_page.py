@@ -36,6 +36,16 @@ def test_committed_pages_are_those_of_the_committed_results():
     assert code == 0, f"{output}\ncbsa reproduce report"
 
 
+def test_a_folder_without_results_is_no_reason_to_write_that_nothing_was_tested(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments in ([], ["--check"]):
+        code, output = run(*arguments)
+        assert code == 2
+        assert "no benchmarks/results" in output
+        assert "--root" in output
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_table_and_figure_has_a_row():
     places = " ".join(claim.where for claim in CLAIMS)
     for name in (*TABLES, *FIGURES):

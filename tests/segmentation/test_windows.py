@@ -116,6 +116,7 @@ def test_the_result_has_the_size_asked_for():
             {"size": (4, 4), "stride": (5, 4)},
             r"windows.stride=\(5, 4\) must be at most windows.size=\(4, 4\)",
         ),
+        ({"size": 64}, "windows.size must be two integers, height and width, got 64"),
         ({"size": (0, 4)}, "windows.size must be at least 1, got 0"),
         ({"size": (4,)}, "must be two integers"),
         ({"scales": ()}, "windows.scales is empty"),

@@ -76,8 +76,11 @@ def adapt(
     return model
 
 
-def check_model(vit: nn.Module) -> None:
+def check_model(vit: Any) -> None:
     """Refuse models whose tokens or attentions are not those of a plain ViT, by name."""
+    if not isinstance(vit, nn.Module):
+        kind = type(vit).__name__
+        raise TypeError(f"vit must be a model, got {vit!r} of type {kind}; timm.create_model(name) makes one")
     if not isinstance(vit, (VisionTransformer, Eva)):
         raise TypeError(
             f"cannot adapt a {type(vit).__name__}; supported are timm's VisionTransformer models (ViT, DeiT, "

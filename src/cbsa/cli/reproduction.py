@@ -31,6 +31,11 @@ def report(
     from cbsa.reproduction.pictures import picture_page
 
     console = Console()
+    if root == Path(".") and not Path("benchmarks/results").is_dir():
+        raise typer.BadParameter(
+            "this folder has no benchmarks/results, so that no claim would hold: run it in a copy of the "
+            "repository, or name one by --root"
+        )
     pictures = out.with_name(PICTURES)
     with friendly():
         pages = {out: write_report(root, out), pictures: picture_page(root, pictures)}

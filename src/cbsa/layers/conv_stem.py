@@ -9,6 +9,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from cbsa._checks import check_images, check_int
 from cbsa.layers.inference import fuse_anew
+from cbsa.layers.one_image import ordered_gradient
 from cbsa.layers.recomputed import recomputed
 from cbsa.ops.availability import kernels_serve_compiled
 from cbsa.ops.precision import autocast_dtype
@@ -91,7 +92,7 @@ class ConvStem(nn.Module):
         if not last and self._runs_on_kernels(x, index):
             return self._stage_on_kernels(x, index)
         x = self._convolve(x, index)
-        return x if last else self.proj[index + 1](x)
+        return ordered_gradient(x) if last else self.proj[index + 1](x)
 
     def _convolve(self, x: Tensor, index: int) -> Tensor:
         """A convolution and its BatchNorm, which may be folded into it."""

@@ -22,6 +22,13 @@ INPUTS: dict[str, dict[str, Any]] = {
     "patch4_64": {"img_size": 64, "patch_size": 4},
     "patch4_32": {"img_size": 32, "patch_size": 4, "representatives": (4, 4)},
 }
+
+
+def hybrid(depth: int) -> list[str]:
+    """The attentions of the hybrid: MSSA in the first half of its layers, CBSA in the second."""
+    return ["mssa"] * (depth // 2) + ["cbsa"] * (depth - depth // 2)
+
+
 # Families: name, arguments, sizes at 224 px. Laboratory inputs exist in tiny and small.
 FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "cbt": ({"attention": "cbsa"}, ("tiny", "small", "base", "large"), "CBT: CBSA and ISTA"),
@@ -29,7 +36,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "tost": ({"attention": "tssa"}, ("tiny", "small"), "ToST twin: TSSA and ISTA"),
     "agent": ({"attention": "agent"}, ("tiny", "small"), "Agent twin: CBSA without contraction, and ISTA"),
     "crate_cbt": (
-        {"attention": ["mssa"] * 6 + ["cbsa"] * 6},
+        {"attention": hybrid(12)},
         ("tiny", "small"),
         "CRATE+CBT hybrid: MSSA in the first half, CBSA in the second",
     ),
@@ -140,6 +147,8 @@ def _register(name: str, arguments: dict[str, Any], what: str) -> None:
         original_tost = name.startswith("tost_cab_")
         if not original_tost:
             _refuse_dropout(name, kwargs)
+        if name.startswith("crate_cbt_") and isinstance(depth := kwargs.get("depth"), int):
+            kwargs.setdefault("attention", hybrid(depth))
         out_indices = kwargs.pop("out_indices", 3)
         given: dict[str, Any] = {}
         if not isinstance(kwargs.get("pretrained_cfg"), (dict, PretrainedCfg)):

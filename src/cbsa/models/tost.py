@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cbsa._checks import check_covers_patch, check_images, check_int
 from cbsa._tracing import is_exporting
 from cbsa.layers import MLP, TSSA
+from cbsa.layers.one_image import ordered_gradient
 
 
 class ToSTBlock(nn.Module):
@@ -33,6 +34,14 @@ class ToSTBlock(nn.Module):
         x = x + self.gamma1 * self.attn(self.norm1(x), (height, width))
         update: Tensor = self.gamma2 * self.mlp(self.norm2(x))
         return x + update
+
+
+class _Stem(nn.Sequential):
+    """timm's convolutions, whose BatchNorms are right for one image as well."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed images (B, C, height, width) as a map of patches (B, dim, h, w)."""
+        return ordered_gradient(super().forward(images))  # type: ignore[no-untyped-call]
 
 
 class ToST(Xcit):  # type: ignore[misc]
@@ -55,6 +64,7 @@ class ToST(Xcit):  # type: ignore[misc]
         super().__init__(
             embed_dim=embed_dim, depth=0, num_heads=num_heads, eta=eta, tokens_norm=True, **kwargs
         )
+        self.patch_embed.proj = _Stem(*self.patch_embed.proj)
         size: Any = self.patch_embed.img_size
         self.img_size: tuple[int, int] = tuple(size)
         self.patch_size: int = kwargs.get("patch_size", 16)

@@ -32,7 +32,7 @@ class WindowConfig:
     def __post_init__(self) -> None:
         for name in ("size", "stride"):
             pair = getattr(self, name)
-            if len(pair) != 2:
+            if not isinstance(pair, Sequence) or len(pair) != 2:
                 raise ValueError(f"windows.{name} must be two integers, height and width, got {pair}")
             for value in pair:
                 check_int(f"windows.{name}", value)

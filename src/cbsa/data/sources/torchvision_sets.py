@@ -71,9 +71,13 @@ def _find(config: DataConfig, make: Callable[[Path], Any]) -> Any:
     except (RuntimeError, FileNotFoundError) as error:
         found = sorted(os.listdir(root))[:12] if root.is_dir() else None
         what = "is not a folder" if found is None else f"holds {', '.join(found) or 'nothing'}"
+        parquet = any(name.endswith(".parquet") for name in found or ())
+        advice = "Pass data.download=true to let torchvision download it"
+        if parquet:
+            advice = f"Parquet files such as these are read by data.dataset=parquet. {advice}"
         raise FileNotFoundError(
             f"{config.dataset} was not found whole in data.root={config.root!r}, which {what} ({error}). "
-            "Pass data.download=true to let torchvision download it"
+            f"{advice}"
         ) from error
 
 
