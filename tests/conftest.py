@@ -19,11 +19,14 @@ settings.register_profile(
 )
 settings.load_profile("cbsa")
 
-# Files that take longest: training, and kernels in the interpreter.
+# Files that take longest: training, kernels in the interpreter, several processes, the compiler.
 _LONGEST = ("tests/train/", "tests/ops/test_fused.py", "tests/ops/test_triton", "tests/ops/test_long")
-_LONGEST += ("tests/cli/test_everything.py",)
+_LONGEST += ("tests/cli/test_everything.py", "tests/segmentation/test_camvid_study.py", "tests/parallel/")
+_LONGEST += ("tests/studies/", "tests/bench/", "tests/models/test_tracing.py", "tests/layers/test_every")
 
-# The tensors are small: more threads only wait for each other.
+# The tensors are small: more threads only wait for each other, in the processes that tests start too.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 
