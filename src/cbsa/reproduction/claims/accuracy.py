@@ -51,7 +51,7 @@ def fair(found: Evidence, size: str) -> Finding:
     shown = ", ".join(f"{name}{label} {spread(tops[name])}" for name in theirs(size))
     return Finding(
         verdict,
-        f"{runs.scale.words}: {shown}",
+        f"{runs.scale.words if size == 'T' else _wider(runs)}: {shown}",
         f"{pairs} (rule: all hold, more than half hold partly). Another data set, size and budget than the "
         f"paper's; differences below {_NEAR} points at one seed are noise.",
         runs.scale.is_small,
@@ -120,7 +120,7 @@ def sizes(found: Evidence) -> Finding:
     labels = ("width 64", "width 128") if runs.scale.is_small else ("CBT-T", "CBT-S")
     return Finding(
         PARTLY if better else FAILS,
-        f"{runs.scale.words}: {labels[0]} {spread(small)}, {labels[1]} {spread(large)}",
+        f"{runs.scale.words.replace(', width 64', '')}: {labels[0]} {spread(small)}, {labels[1]} {spread(large)}",
         "Two sizes alone: B and L are not trained here.",
         runs.scale.is_small,
     )
