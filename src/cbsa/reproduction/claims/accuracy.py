@@ -118,9 +118,10 @@ def sizes(found: Evidence) -> Finding:
     small, large = runs.top1.values()
     better = statistics.mean(large) > statistics.mean(small)
     labels = ("width 64", "width 128") if runs.scale.is_small else ("CBT-T", "CBT-S")
+    where = runs.scale.words.replace(", width 64", "")
     return Finding(
         PARTLY if better else FAILS,
-        f"{runs.scale.words.replace(', width 64', '')}: {labels[0]} {spread(small)}, {labels[1]} {spread(large)}",
+        f"{where}: {labels[0]} {spread(small)}, {labels[1]} {spread(large)}",
         "Two sizes alone: B and L are not trained here.",
         runs.scale.is_small,
     )
